@@ -1,0 +1,179 @@
+//! One description of a model, whatever format it came from.
+//!
+//! Loaders fill it in; the model crate reads nothing else about an architecture. Names and
+//! meanings follow Hugging Face's config.json unless said otherwise.
+
+/// Which published architecture the weights belong to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Qwen3.5 and Qwen3.6 dense: Gated DeltaNet and gated attention, mixed.
+    Qwen35,
+    /// Qwen3 dense: attention with query and key norms.
+    Qwen3,
+    /// Qwen2 and Qwen2.5 dense: attention with query, key and value biases.
+    Qwen2,
+    /// Llama, and everything saved in its shape (SmolLM2).
+    Llama,
+}
+
+/// What mixes tokens in a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// Softmax attention over the KV cache (`self_attn`).
+    Attention,
+    /// Gated DeltaNet, a linear recurrence with a matrix state (`linear_attn`).
+    Delta,
+}
+
+/// Shapes of the attention layers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionConfig {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Whether q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
+    /// Whether queries and keys are RMS-normalised per head before rotation.
+    pub qk_norm: bool,
+    /// Whether `q_proj` also makes a gate per head ([query | gate]), applied as a sigmoid to
+    /// the attention output before the output projection.
+    pub gated: bool,
+    /// Rotary embedding.
+    pub rope: RopeConfig,
+}
+
+/// Rotary position embedding, rotate-half form on the first `rotary_dim` values of a head.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies.
+    pub theta: f64,
+    /// How many values of a head are rotated; even, at most the head's width.
+    pub rotary_dim: usize,
+    /// Change of the frequencies for long contexts.
+    pub scaling: RopeScaling,
+}
+
+/// Published ways of stretching rotary frequencies.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Frequencies as they are.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// Divisor.
+        factor: f64,
+    },
+    /// Llama 3's interpolation by wavelength.
+    Llama3 {
+        /// Divisor of the low frequencies.
+        factor: f64,
+        /// Wavelengths above `original / low` are divided in full.
+        low_freq_factor: f64,
+        /// Wavelengths below `original / high` are left alone.
+        high_freq_factor: f64,
+        /// Context that the model was first trained on.
+        original_max_position: usize,
+    },
+    /// One divisor per frequency (`rotary_dim / 2` of them), as GGUF's `rope_freqs` stores them.
+    Factors(
+        /// Divisors, lowest dimension first.
+        Vec<f32>,
+    ),
+}
+
+/// Shapes of the Gated DeltaNet layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaConfig {
+    /// Query and key heads.
+    pub key_heads: usize,
+    /// Value heads; a multiple of `key_heads`. Value head h reads key head
+    /// h / (value_heads / key_heads).
+    pub value_heads: usize,
+    /// Width of a query or key head.
+    pub key_dim: usize,
+    /// Width of a value head.
+    pub value_dim: usize,
+    /// Taps of the causal convolution.
+    pub conv_kernel: usize,
+}
+
+/// The shape of a decoder-only language model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Architecture.
+    pub family: Family,
+    /// Rows of the embedding table.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width inside the gated MLP.
+    pub intermediate_size: usize,
+    /// The mixer of every layer, first layer first.
+    pub layers: Vec<Mixer>,
+    /// Attention shapes.
+    pub attention: AttentionConfig,
+    /// Gated DeltaNet shapes, where a layer uses it.
+    pub delta: Option<DeltaConfig>,
+    /// Epsilon of every RMS norm.
+    pub norm_eps: f32,
+    /// Whether norms multiply by (1 + weight); the norm inside Gated DeltaNet never does.
+    pub norm_plus_one: bool,
+    /// Whether the output head is the embedding table.
+    pub tied: bool,
+    /// Longest context that the model was made for, in tokens.
+    pub max_position: usize,
+    /// Whether MLP projections have biases.
+    pub mlp_bias: bool,
+}
+
+/// Where the text side of a model is found.
+#[derive(Clone, Debug)]
+pub enum TokenizerSource {
+    /// The text of a Hugging Face tokenizer.json.
+    Json(String),
+    /// Vocabulary and merges out of a GGUF file, already as tokenizer.json text.
+    Gguf(String),
+}
+
+/// What generation_config.json or GGUF metadata say about sampling and stopping.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GenerationDefaults {
+    /// Token ids that end an answer.
+    pub eos: Vec<u32>,
+    /// Token put before raw text, where the model wants one.
+    pub bos: Option<u32>,
+    /// Temperature, if stated. `do_sample: false` reads as 0.
+    pub temperature: Option<f32>,
+    /// Nucleus mass, if stated.
+    pub top_p: Option<f32>,
+    /// Number of candidates, if stated.
+    pub top_k: Option<u32>,
+    /// Smallest share of the best candidate's probability, if stated.
+    pub min_p: Option<f32>,
+    /// Penalty on tokens seen before, if stated.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// All that is known of a model besides its tensors.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// Name to show: the directory's or file's, or GGUF's `general.name`.
+    pub name: String,
+    /// Shape.
+    pub config: ModelConfig,
+    /// Tokenizer.
+    pub tokenizer: TokenizerSource,
+    /// Jinja chat template, if there is one.
+    pub chat_template: Option<String>,
+    /// Text of the tokens that the template may name (`bos_token`, `eos_token`).
+    pub bos_token: Option<String>,
+    /// See `bos_token`.
+    pub eos_token: Option<String>,
+    /// Sampling and stopping defaults.
+    pub generation: GenerationDefaults,
+}
