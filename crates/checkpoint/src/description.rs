@@ -86,6 +86,36 @@ pub enum RopeScaling {
     ),
 }
 
+impl RopeConfig {
+    /// Radians per position of every rotated pair, `rotary_dim / 2` of them: theta^(-2i / dim)
+    /// (Su et al., arXiv 2104.09864), stretched as the configuration says.
+    pub fn inverse_frequencies(&self) -> Vec<f64> {
+        let plain = (0..self.rotary_dim / 2)
+            .map(|i| self.theta.powf(-2.0 * i as f64 / self.rotary_dim as f64));
+        match &self.scaling {
+            RopeScaling::None => plain.collect(),
+            RopeScaling::Linear { factor } => plain.map(|f| f / factor).collect(),
+            RopeScaling::Factors(factors) => {
+                plain.zip(factors).map(|(f, &factor)| f / f64::from(factor)).collect()
+            }
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            } => plain
+                .map(|f| {
+                    // How many turns the pair makes over the original context.
+                    let turns = *original_max_position as f64 * f / std::f64::consts::TAU;
+                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let kept = kept.clamp(0.0, 1.0);
+                    kept * f + (1.0 - kept) * f / factor
+                })
+                .collect(),
+        }
+    }
+}
+
 /// Shapes of the Gated DeltaNet layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeltaConfig {
@@ -100,6 +130,23 @@ pub struct DeltaConfig {
     pub value_dim: usize,
     /// Taps of the causal convolution.
     pub conv_kernel: usize,
+}
+
+impl DeltaConfig {
+    /// Width of all query heads together, and of all key heads.
+    pub fn key_width(&self) -> usize {
+        self.key_heads * self.key_dim
+    }
+
+    /// Width of all value heads together.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Channels of the causal convolution: queries, keys and values.
+    pub fn conv_channels(&self) -> usize {
+        2 * self.key_width() + self.value_width()
+    }
 }
 
 /// The shape of a decoder-only language model.
