@@ -10,3 +10,26 @@ pub mod threads;
 pub use cpu::Cpu;
 pub use isa::Isa;
 pub use threads::ThreadPool;
+
+mod activation;
+mod attention;
+mod conv;
+mod delta;
+mod kv_cache;
+mod lanes;
+mod norm;
+mod rope;
+mod rows;
+#[cfg(test)]
+mod testing;
+
+pub use activation::{add, sigmoid_mul, silu_mul};
+pub use attention::{Visible, attention};
+pub use conv::{Conv, ConvState};
+pub use delta::{
+    DeltaRows, DeltaShape, DeltaState, delta_advance, delta_chain, delta_gates, delta_tree,
+};
+pub use kv_cache::{KvCache, KvType};
+pub use norm::{gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
+pub use rope::Rope;
+pub use rows::Heads;

@@ -1,0 +1,242 @@
+//! Causal depthwise convolution followed by SiLU, along a chain or every path of a tree.
+
+use crate::cpu::Cpu;
+use crate::lanes::{Kernel, LANES, Simd, dispatch};
+use crate::rows::{Heads, Shared, for_rows};
+
+/// Weights of a depthwise convolution.
+pub struct Conv {
+    channels: usize,
+    taps: usize,
+    /// [tap][channel], the oldest input's tap first.
+    weights: Vec<f32>,
+}
+
+/// The last `taps - 1` inputs of a sequence, oldest first; zeros before its start.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvState {
+    channels: usize,
+    window: Vec<f32>,
+}
+
+impl Conv {
+    /// `weights` is [channel][tap] as checkpoints store it, the newest input's tap last.
+    ///
+    /// # Panics
+    /// If `weights` is not `channels * taps` long or there is no tap.
+    pub fn new(weights: &[f32], channels: usize, taps: usize) -> Self {
+        assert!(taps > 0 && weights.len() == channels * taps, "conv weights");
+        let mut transposed = vec![0.0; weights.len()];
+        for (channel, taps) in weights.chunks_exact(taps).enumerate() {
+            for (tap, weight) in taps.iter().enumerate() {
+                transposed[tap * channels + channel] = *weight;
+            }
+        }
+        Self {
+            channels,
+            taps,
+            weights: transposed,
+        }
+    }
+
+    /// Channels of a row.
+    pub fn channels(&self) -> usize {
+        self.channels
+    }
+
+    /// The window before the first token of a sequence.
+    pub fn state(&self) -> ConvState {
+        ConvState {
+            channels: self.channels,
+            window: vec![0.0; (self.taps - 1) * self.channels],
+        }
+    }
+
+    /// Row i of `out` is `silu` of the convolution over row i, its nearest ancestors and, above a
+    /// root, the saved window. The state is not changed.
+    ///
+    /// `x` holds m rows of inputs where `at` says (one "head" of `channels` values); `parents[i]`
+    /// is the row before row i in its sequence, below i, or -1; `out` is m rows of `channels`.
+    ///
+    /// # Panics
+    /// If the lengths do not fit or a parent does not come before its child.
+    pub fn silu(
+        &self,
+        cpu: &Cpu,
+        state: &ConvState,
+        x: &[f32],
+        at: Heads,
+        parents: &[i32],
+        out: &mut [f32],
+    ) {
+        let (channels, taps) = (self.channels, self.taps);
+        let rows = at.rows(x.len());
+        assert_eq!((at.count, at.dim), (1, channels), "channels of the input");
+        assert_eq!(state.window.len(), (taps - 1) * channels, "state");
+        assert_eq!(rows, parents.len(), "one parent for each row");
+        assert_eq!(out.len(), rows * channels, "output");
+        check_parents(parents);
+        let out = Shared::new(out);
+        for_rows(cpu, rows, (taps + 12) * channels, &|range| {
+            let mut inputs = Vec::with_capacity(taps);
+            for row in range {
+                inputs.clear();
+                let mut node = row as i32;
+                let mut saved = taps - 1;
+                for _ in 0..taps {
+                    if node >= 0 {
+                        inputs.push(&x[at.range(node as usize, 0)]);
+                        node = parents[node as usize];
+                    } else {
+                        saved -= 1;
+                        inputs.push(&state.window[saved * channels..][..channels]);
+                    }
+                }
+                inputs.reverse();
+                // SAFETY: rows are disjoint.
+                let out = unsafe { out.part(row * channels..(row + 1) * channels) };
+                dispatch(
+                    cpu.isa(),
+                    ConvRow {
+                        weights: &self.weights,
+                        inputs: &inputs,
+                        out,
+                    },
+                );
+            }
+        });
+    }
+}
+
+impl ConvState {
+    /// Moves the window along `path`, rows of `x` in the order of the sequence.
+    ///
+    /// # Panics
+    /// If `x` does not hold the rows of `path` where `at` says.
+    pub fn advance(&mut self, x: &[f32], at: Heads, path: &[u32]) {
+        assert_eq!((at.count, at.dim), (1, self.channels), "channels");
+        if self.window.is_empty() {
+            return;
+        }
+        let saved = self.window.len() / self.channels;
+        let skip = path.len().saturating_sub(saved);
+        let new = &path[skip..];
+        self.window.copy_within(new.len() * self.channels.., 0);
+        let first = (saved - new.len()) * self.channels;
+        for (to, &row) in self.window[first..]
+            .chunks_exact_mut(self.channels)
+            .zip(new)
+        {
+            to.copy_from_slice(&x[at.range(row as usize, 0)]);
+        }
+    }
+
+    /// Forgets the sequence.
+    pub fn clear(&mut self) {
+        self.window.fill(0.0);
+    }
+
+    /// The saved inputs, oldest row first.
+    pub fn window(&self) -> &[f32] {
+        &self.window
+    }
+
+    /// Size in memory.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.window.as_slice())
+    }
+}
+
+/// Panics unless every parent is -1 or comes before its child.
+pub(crate) fn check_parents(parents: &[i32]) {
+    for (i, &parent) in parents.iter().enumerate() {
+        assert!(
+            parent >= -1 && parent < i as i32,
+            "parent {parent} of row {i}: a parent comes before its child"
+        );
+    }
+}
+
+/// One row: multiply by the oldest tap, then fused multiply-adds up to the newest, then SiLU.
+struct ConvRow<'a> {
+    weights: &'a [f32],
+    inputs: &'a [&'a [f32]],
+    out: &'a mut [f32],
+}
+
+impl Kernel for ConvRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let channels = self.out.len();
+        for (block, out) in self.out.chunks_mut(LANES).enumerate() {
+            let from = block * LANES;
+            let to = from + out.len();
+            let mut sum = s.mul(
+                s.load_slice(&self.weights[from..to]),
+                s.load_slice(&self.inputs[0][from..to]),
+            );
+            for (tap, input) in self.inputs.iter().enumerate().skip(1) {
+                let weight = &self.weights[tap * channels..][from..to];
+                sum = s.mul_add(s.load_slice(weight), s.load_slice(&input[from..to]), sum);
+            }
+            s.store_slice(s.silu(sum), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, cpus, heads_in, path, tree, values};
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        #[test]
+        fn a_tree_is_its_paths(
+            m in 1usize..24, channels in 1usize..70, taps in 1usize..6, spread in 0usize..4, seed: u64,
+        ) {
+            let at = heads_in(seed, 1, channels);
+            let weights = values(seed ^ 1, channels * taps, 1.0);
+            let x = values(seed, m * at.row, 2.0);
+            let parents = tree(seed, m, spread);
+            let conv = Conv::new(&weights, channels, taps);
+            let mut state = conv.state();
+            let before = values(seed ^ 2, taps * channels, 2.0);
+            let all: Vec<u32> = (0..taps as u32).collect();
+            state.advance(&before, Heads::packed(1, channels), &all);
+            let kept = state.clone();
+            let mut first: Option<Vec<f32>> = None;
+            for cpu in cpus() {
+                let mut out = vec![0.0; m * channels];
+                conv.silu(&cpu, &state, &x, at, &parents, &mut out);
+                prop_assert_eq!(&kept, &state);
+                for row in 0..m {
+                    // The definition, in f64, over the whole sequence.
+                    let mut sequence: Vec<&[f32]> = before.chunks(channels).collect();
+                    let path = path(&parents, row);
+                    sequence.extend(path.iter().map(|&r| &x[at.range(r as usize, 0)]));
+                    let expected: Vec<f64> = (0..channels).map(|c| {
+                        let sum: f64 = (0..taps)
+                            .map(|t| sequence[sequence.len() - taps + t][c] as f64 * weights[c * taps + t] as f64)
+                            .sum();
+                        sum / (1.0 + (-sum).exp())
+                    }).collect();
+                    let out = &out[row * channels..][..channels];
+                    assert_close(out, &expected, 1e-5);
+                    // Committing all but the last node of the path and then running that node
+                    // alone gives the same bits.
+                    let mut moved = state.clone();
+                    moved.advance(&x, at, &path[..path.len() - 1]);
+                    let mut alone = vec![0.0; channels];
+                    let last = &x[row * at.row..][..at.row];
+                    conv.silu(&cpu, &moved, last, at, &[-1], &mut alone);
+                    prop_assert_eq!(&alone, out);
+                }
+                prop_assert_eq!(first.get_or_insert_with(|| out.clone()), &out);
+            }
+        }
+    }
+}
