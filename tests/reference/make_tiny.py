@@ -1,0 +1,402 @@
+#!/usr/bin/env python3
+"""Make the tiny random checkpoints in tiny/ and what transformers computes on them.
+
+    python tests/reference/make_tiny.py [NAME ...]
+
+Needs torch, transformers==5.24.0, safetensors, tokenizers (CPU is enough).
+Beside each checkpoint it writes expected.json (token ids, see `reference`) and
+expected.safetensors (f32 logits and hidden states). The seed of each model is
+the first one whose 300 greedy tokens are varied, hold no stop token and have no
+near-tie, so that comparing token for token is a fair test.
+"""
+
+import json
+import os
+import shutil
+import sys
+
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.models.qwen3_5 import Qwen3_5TextConfig
+
+import tokenizer as bpe
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS = 300
+MIN_GAP = 1e-3  # smallest difference of the two largest logits, over all greedy steps
+SAVED_STEPS = [1, 10, 100]  # logits after feeding that many generated tokens
+
+
+def qwen35(layers, hidden, intermediate, heads, kv_heads, head_dim, keys, values, linear_dim, tied):
+    return Qwen3_5TextConfig(
+        vocab_size=320, hidden_size=hidden, intermediate_size=intermediate,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        head_dim=head_dim, linear_num_key_heads=keys, linear_num_value_heads=values,
+        linear_key_head_dim=linear_dim, linear_value_head_dim=linear_dim,
+        tie_word_embeddings=tied, max_position_embeddings=1024, rms_norm_eps=1e-6,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+                         "mrope_interleaved": True, "mrope_section": [2, 1, 1]},
+    )
+
+
+def llama(hidden, heads, kv_heads, intermediate, layers, rope, tied=False):
+    return LlamaConfig(
+        vocab_size=320, hidden_size=hidden, intermediate_size=intermediate,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        tie_word_embeddings=tied, max_position_embeddings=1024, rms_norm_eps=1e-5,
+        rope_parameters=rope,
+    )
+
+
+# name: (config, split rule, how it is laid out on disk)
+MODELS = {
+    "qwen3_5": (qwen35(4, 64, 64, 2, 1, 32, 2, 2, 32, True), "qwen35", {}),
+    # More value heads than key heads, as in the 4B and larger.
+    "qwen3_5-gva": (qwen35(4, 64, 64, 4, 2, 32, 2, 4, 16, False), "qwen35", {}),
+    "qwen3_5-deep": (qwen35(8, 96, 64, 2, 1, 64, 2, 2, 32, True), "qwen35", {"dtype": "bf16"}),
+    # As published: nested config, model.language_model. prefix, vision tower and
+    # MTP tensors in the files, several shards.
+    "qwen3_5-multimodal": (qwen35(4, 64, 64, 2, 1, 32, 2, 2, 32, True), "qwen35",
+                           {"multimodal": True, "shards": 3}),
+    # head_dim is not hidden / heads.
+    "qwen3": (Qwen3Config(vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+                          num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                          tie_word_embeddings=True, max_position_embeddings=1024,
+                          rope_parameters={"rope_type": "default", "rope_theta": 1e6}), "qwen2", {}),
+    # Config keys as older files have them; more rows of embedding than tokens.
+    "qwen2": (Qwen2Config(vocab_size=352, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+                          num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+                          max_position_embeddings=1024,
+                          rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+              "qwen2", {"legacy_config": True, "template_in_config": True}),
+    "llama": (llama(96, 3, 1, 96, 2, {"rope_type": "default", "rope_theta": 1e5}),
+              "smollm", {"legacy_config": True}),
+    # Frequency scaling that matters within the tested length.
+    "llama3-rope": (llama(64, 4, 2, 96, 3,
+                          {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0,
+                           "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                           "original_max_position_embeddings": 64}),
+                    "llama-bpe", {}),
+    # Rows of 256 for the K-quants; only GGUF files of it are kept.
+    "llama-256": (llama(256, 4, 2, 256, 1, {"rope_type": "default", "rope_theta": 1e4}, tied=True),
+                  "llama-bpe", {"scratch": True}),
+}
+
+SHORT = [17, 205, 3, 99, 258]
+
+
+def long_prompt(name, count):
+    generator = torch.Generator().manual_seed(sum(name.encode()))
+    return torch.randint(0, 310, (count,), generator=generator).tolist()
+
+
+LONG_LENGTH = {"qwen3_5": 131, "qwen3_5-gva": 150, "qwen3_5-deep": 70, "qwen3_5-multimodal": 128,
+               "qwen3": 100, "qwen2": 129, "llama": 97, "llama3-rope": 140, "llama-256": 70}
+
+
+def randomise(model, seed):
+    """Weights under which a left-out bias, norm weight or decay is visible."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(tensor, std, mean=0.0):
+        tensor.copy_(torch.randn(tensor.shape, generator=generator) * std + mean)
+
+    zero_centred = model.config.model_type.startswith("qwen3_5")
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if name.endswith("A_log"):
+                tensor.copy_(torch.log(torch.rand(tensor.shape, generator=generator) * 2.0 + 0.02))
+            elif name.endswith("dt_bias"):
+                normal(tensor, 1.0, -0.5)
+            elif name.endswith("linear_attn.norm.weight"):
+                normal(tensor, 0.3, 1.0)
+            elif "norm" in name:
+                normal(tensor, 0.3, 0.0 if zero_centred else 1.0)
+            elif "conv1d" in name:
+                normal(tensor, 0.5)
+            elif name.endswith(".bias"):
+                normal(tensor, 0.5)
+            elif "embed_tokens" in name or "lm_head" in name:
+                normal(tensor, 0.3)
+            else:
+                normal(tensor, 1.1 / tensor.shape[-1] ** 0.5)
+
+
+def prefill_and_decode(model, prompt, steps):
+    """Prompt logits [n, V], greedy ids [steps], logits of the saved steps, smallest gap, margin list."""
+    with torch.no_grad():
+        out = model(torch.tensor([prompt]), use_cache=True)
+        prompt_logits = out.logits[0].float()
+        row, greedy, saved, gaps = prompt_logits[-1], [], {}, []
+        for step in range(steps + 1):
+            if step:
+                out = model(torch.tensor([[greedy[-1]]]), past_key_values=out.past_key_values,
+                            use_cache=True)
+                row = out.logits[0, -1].float()
+            if step in SAVED_STEPS:
+                saved[step] = row.clone()
+            if step == steps:
+                break
+            top = row.topk(2)
+            gaps.append((top.values[0] - top.values[1]).item())
+            greedy.append(top.indices[0].item())
+            if gaps[-1] < MIN_GAP:
+                return None
+    return prompt_logits, greedy, saved, min(gaps)
+
+
+def acceptable(run, stops):
+    if run is None:
+        return False
+    greedy = run[1]
+    return len(set(greedy)) >= 60 and len(set(greedy[-60:])) >= 20 and not stops & set(greedy)
+
+
+def hidden_states(model, prompt):
+    """[layers + 1, n, hidden]: the embedding, then the residual stream after each layer."""
+    states = []
+    hooks = [model.model.embed_tokens.register_forward_hook(lambda m, i, o: states.append(o))]
+    for layer in model.model.layers:
+        hooks.append(layer.register_forward_hook(
+            lambda m, i, o: states.append(o[0] if isinstance(o, tuple) else o)))
+    hooks.append(model.model.norm.register_forward_hook(lambda m, i, o: states.append(o)))
+    with torch.no_grad():
+        model(torch.tensor([prompt]))
+    for hook in hooks:
+        hook.remove()
+    states = [s.reshape(len(prompt), -1).clone() for s in states]
+    return torch.stack(states[:-1]), states[-1]
+
+
+def reference(model, runs):
+    """expected.json and the tensors of expected.safetensors.
+
+    `<p>.prompt_logits` holds the rows `logit_positions` of the prompt;
+    `<p>.step_logits` the rows after feeding `logit_steps` generated tokens.
+    """
+    described, tensors = {}, {}
+    for key, prompt, run in runs:
+        logits, greedy, saved, gap = run
+        last = len(prompt) - 1
+        positions = sorted({p for p in (0, 1, 2, 3, 4, 63, 64, 65, 127, 128, last) if p <= last})
+        described[key] = {"prompt": prompt, "logit_positions": positions, "greedy": greedy,
+                          "logit_steps": SAVED_STEPS, "smallest_greedy_gap": round(gap, 6)}
+        tensors[f"{key}.prompt_logits"] = logits[positions].clone()
+        tensors[f"{key}.step_logits"] = torch.stack([saved[s] for s in SAVED_STEPS])
+    hidden, final = hidden_states(model, runs[0][1])
+    tensors["short.hidden"] = hidden  # [layers + 1, 5, hidden]
+    tensors["short.final_norm"] = final  # [5, hidden]
+    return described, tensors
+
+
+def legacy(config):
+    """config.json as written before rope_parameters existed."""
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+    config["torch_dtype"] = config.pop("dtype", "float32")
+    return config
+
+
+def multimodal(config, tensors):
+    text = dict(config)
+    for key in ("architectures", "transformers_version"):
+        text.pop(key, None)
+    text.update(attn_output_gate=True, full_attention_interval=4, mamba_ssm_dtype="float32",
+                mtp_num_hidden_layers=1, mtp_use_dedicated_embeddings=False)
+    outer = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "image_token_id": 318, "video_token_id": 319, "vision_start_token_id": 316,
+        "vision_end_token_id": 317, "tie_word_embeddings": config["tie_word_embeddings"],
+        "text_config": text,
+        "vision_config": {"model_type": "qwen3_5_vision", "depth": 1, "hidden_size": 32,
+                          "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64,
+                          "patch_size": 4, "num_position_embeddings": 16},
+        "transformers_version": config["transformers_version"],
+    }
+    renamed = {}
+    for name, tensor in tensors.items():
+        renamed[name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name] = tensor
+    generator = torch.Generator().manual_seed(99)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator) * 0.1
+
+    renamed["model.visual.patch_embed.proj.weight"] = random(32, 3, 2, 4, 4)
+    renamed["model.visual.patch_embed.proj.bias"] = random(32)
+    renamed["model.visual.blocks.0.attn.qkv.weight"] = random(96, 32)
+    renamed["model.visual.blocks.0.attn.qkv.bias"] = random(96)
+    renamed["model.visual.merger.linear_fc2.weight"] = random(64, 32)
+    hidden = config["hidden_size"]
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        renamed[f"mtp.{name}.weight"] = random(hidden)
+    renamed["mtp.fc.weight"] = random(hidden, 2 * hidden)
+    for name, tensor in tensors.items():
+        if name.startswith("model.layers.3."):
+            renamed[name.replace("model.layers.3.", "mtp.layers.0.")] = random(*tensor.shape)
+    return outer, renamed
+
+
+def write_json(folder, name, value):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def write_weights(folder, tensors, shards):
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    if shards == 1:
+        save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
+        return
+    groups, weight_map = [{} for _ in range(shards)], {}
+    for index, (name, tensor) in enumerate(sorted(tensors.items())):
+        groups[index * shards // len(tensors)][name] = tensor
+    for index, group in enumerate(groups):
+        file = f"model-{index + 1:05}-of-{shards:05}.safetensors"
+        save_file(group, os.path.join(folder, file), metadata={"format": "pt"})
+        weight_map.update(dict.fromkeys(group, file))
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    write_json(folder, "model.safetensors.index.json",
+               {"metadata": {"total_size": size}, "weight_map": dict(sorted(weight_map.items()))})
+
+
+def write_tokenizer(folder, rule, in_config):
+    tokenizer = bpe.make(rule, 320)
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False,
+              "bos_token": bpe.BOS if rule == "llama-bpe" else None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+              "clean_up_tokenization_spaces": False, "model_max_length": 1024,
+              "added_tokens_decoder": {
+                  str(tokenizer.token_to_id(text)): {
+                      "content": text, "lstrip": False, "rstrip": False, "single_word": False,
+                      "normalized": False, "special": text in bpe.SPECIAL}
+                  for text in bpe.SPECIAL + bpe.PLAIN_ADDED}}
+    if rule == "llama-bpe":
+        config["add_bos_token"] = True
+    if in_config:
+        config["chat_template"] = bpe.CHAT_TEMPLATE
+    else:
+        with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
+            file.write(bpe.CHAT_TEMPLATE)
+    write_json(folder, "tokenizer_config.json", config)
+    return tokenizer
+
+
+def tokenizer_reference(folder, tokenizer):
+    fast = PreTrainedTokenizerFast.from_pretrained(folder)
+    messages = [{"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "What is 7 + 5?"},
+                {"role": "assistant", "content": "<think>\neasy\n</think>\n\n12"},
+                {"role": "user", "content": "Und auf Deutsch?"}]
+    chats = []
+    for options in ({}, {"enable_thinking": False}):
+        text = fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
+        ids = fast(text, add_special_tokens=False)["input_ids"]
+        chats.append({"options": options, "text": text, "ids": ids})
+    texts = [{"text": text, "ids": tokenizer.encode(text).ids} for text in bpe.PROBES]
+    for probe in texts:
+        assert fast(probe["text"])["input_ids"] == probe["ids"], probe
+        probe["decoded"] = fast.decode(probe["ids"], skip_special_tokens=True)
+    return {"encode": texts, "messages": messages, "chat": chats}
+
+
+def build(name, config, seed, dtype):
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model.eval()
+    randomise(model, seed)
+    model.tie_weights()
+    if dtype == "bf16":  # the reference runs in f32 on weights that bf16 holds exactly
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.copy_(tensor.bfloat16().float())
+    return model
+
+
+def find_seed(name, config, dtype, stops):
+    prompts = [("short", SHORT), ("long", long_prompt(name, LONG_LENGTH[name]))]
+    for seed in range(200):
+        model = build(name, config, seed, dtype)
+        runs = []
+        for key, prompt in prompts:
+            run = prefill_and_decode(model, prompt, STEPS)
+            if not acceptable(run, stops):
+                break
+            runs.append((key, prompt, run))
+        else:
+            return seed, model, runs
+    raise SystemExit(f"{name}: no seed of 200 gives varied text without near-ties")
+
+
+def make(name):
+    config, rule, layout = MODELS[name]
+    root = os.environ.get("KOZUE_SCRATCH", "/tmp") if layout.get("scratch") else os.path.join(HERE, "tiny")
+    folder = os.path.join(root, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    dtype = layout.get("dtype", "f32")
+    tokenizer = write_tokenizer(folder, rule, layout.get("template_in_config", False))
+    end, text_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    config.eos_token_id, config.bos_token_id, config.pad_token_id = text_end, None, None
+    config.dtype = "bfloat16" if dtype == "bf16" else "float32"
+    seed, model, runs = find_seed(name, config, dtype, {end, text_end})
+
+    tensors = {n: t.detach().clone() for n, t in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    described = config.to_dict()
+    described["architectures"] = [type(model).__name__]
+    described["transformers_version"] = transformers.__version__
+    described.pop("_name_or_path", None)
+    described.pop("chunk_size_feed_forward", None)
+    if layout.get("legacy_config"):
+        described = legacy(described)
+    if layout.get("multimodal"):
+        described, tensors = multimodal(described, tensors)
+    if dtype == "bf16":
+        # These stay f32, so that one file mixes types.
+        tensors = {n: t if n.endswith(("A_log", "linear_attn.norm.weight")) else t.bfloat16()
+                   for n, t in tensors.items()}
+    write_json(folder, "config.json", described)
+    write_json(folder, "generation_config.json",
+               {"do_sample": True, "eos_token_id": [end, text_end], "pad_token_id": text_end,
+                "temperature": 0.7, "top_k": 20, "top_p": 0.8,
+                "transformers_version": transformers.__version__})
+    write_weights(folder, tensors, layout.get("shards", 1))
+
+    expected, logits = reference(model, runs)
+    expected = {"seed": seed, "vocab_size": config.vocab_size, "prompts": expected,
+                "tokenizer": tokenizer_reference(folder, tokenizer)}
+    write_json(folder, "expected.json", expected)
+    save_file({n: t.contiguous() for n, t in logits.items()}, os.path.join(folder, "expected.safetensors"))
+    check(folder, layout, expected, logits)
+    for file in os.listdir(folder):
+        os.chmod(os.path.join(folder, file), 0o644)
+    size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
+    gaps = [p["smallest_greedy_gap"] for p in expected["prompts"].values()]
+    kinds = [len(set(p["greedy"])) for p in expected["prompts"].values()]
+    print(f"{name}: seed {seed}, {size} bytes, smallest gaps {gaps}, distinct tokens {kinds}", flush=True)
+
+
+def check(folder, layout, expected, logits):
+    """What lies on disk, loaded by transformers, gives what was recorded."""
+    if layout.get("multimodal"):
+        from transformers.models.qwen3_5 import Qwen3_5ForCausalLM
+        model = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    prompt = expected["prompts"]["long"]
+    with torch.no_grad():
+        rows = model(torch.tensor([prompt["prompt"]])).logits[0, prompt["logit_positions"]]
+    error = (rows - logits["long.prompt_logits"]).abs().max().item()
+    assert error < 1e-5, (folder, error)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for chosen in sys.argv[1:] or MODELS:
+        if chosen not in MODELS:
+            raise SystemExit(f"no tiny model {chosen!r}; known: {', '.join(MODELS)}")
+        make(chosen)
