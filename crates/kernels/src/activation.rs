@@ -45,7 +45,7 @@ pub fn sigmoid_mul(cpu: &Cpu, x: &mut [f32], heads: Heads, gate: &[f32], gate_he
 ///
 /// # Panics
 /// If the lengths differ.
-pub fn add(cpu: &Cpu, x: &mut [f32], y: &[f32]) {
+pub fn add_assign(cpu: &Cpu, x: &mut [f32], y: &[f32]) {
     assert_eq!(x.len(), y.len(), "sum of slices that differ in length");
     const PART: usize = 1024;
     let len = x.len();
@@ -164,7 +164,7 @@ mod tests {
                 assert_close(&got, &expected, 1e-6);
                 prop_assert_eq!(first.get_or_insert_with(|| got.clone()), &got);
                 let mut sum = x.clone();
-                add(&cpu, &mut sum, &y);
+                add_assign(&cpu, &mut sum, &y);
                 for ((s, x), y) in sum.iter().zip(&x).zip(&y) {
                     prop_assert_eq!(*s, x + y);
                 }

@@ -113,7 +113,7 @@ impl ConvState {
     ///
     /// # Panics
     /// If `x` does not hold the rows of `path` where `at` says.
-    pub fn advance(&mut self, x: &[f32], at: Heads, path: &[u32]) {
+    pub fn advance(&mut self, x: &[f32], at: Heads, path: &[usize]) {
         assert_eq!((at.count, at.dim), (1, self.channels), "channels");
         if self.window.is_empty() {
             return;
@@ -127,7 +127,7 @@ impl ConvState {
             .chunks_exact_mut(self.channels)
             .zip(new)
         {
-            to.copy_from_slice(&x[at.range(row as usize, 0)]);
+            to.copy_from_slice(&x[at.range(row, 0)]);
         }
     }
 
@@ -205,7 +205,7 @@ mod tests {
             let conv = Conv::new(&weights, channels, taps);
             let mut state = conv.state();
             let before = values(seed ^ 2, taps * channels, 2.0);
-            let all: Vec<u32> = (0..taps as u32).collect();
+            let all: Vec<usize> = (0..taps).collect();
             state.advance(&before, Heads::packed(1, channels), &all);
             let kept = state.clone();
             let mut first: Option<Vec<f32>> = None;
@@ -217,7 +217,7 @@ mod tests {
                     // The definition, in f64, over the whole sequence.
                     let mut sequence: Vec<&[f32]> = before.chunks(channels).collect();
                     let path = path(&parents, row);
-                    sequence.extend(path.iter().map(|&r| &x[at.range(r as usize, 0)]));
+                    sequence.extend(path.iter().map(|&r| &x[at.range(r, 0)]));
                     let expected: Vec<f64> = (0..channels).map(|c| {
                         let sum: f64 = (0..taps)
                             .map(|t| sequence[sequence.len() - taps + t][c] as f64 * weights[c * taps + t] as f64)

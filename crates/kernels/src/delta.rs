@@ -162,7 +162,7 @@ struct Token<'a> {
 pub fn delta_chain(cpu: &Cpu, state: &mut DeltaState, rows: DeltaRows, out: &mut [f32]) {
     let m = rows.check(state.shape);
     let parents: Vec<i32> = (-1..m as i32 - 1).collect();
-    let path: Vec<u32> = (0..m as u32).collect();
+    let path: Vec<usize> = (0..m).collect();
     let mut updates = vec![0.0; m * state.shape.values()];
     delta_tree(cpu, state, rows, &parents, out, &mut updates);
     delta_advance(cpu, state, rows, &updates, &path);
@@ -221,7 +221,7 @@ pub fn delta_advance(
     state: &mut DeltaState,
     rows: DeltaRows,
     updates: &[f32],
-    path: &[u32],
+    path: &[usize],
 ) {
     let shape = state.shape;
     let m = rows.check(shape);
@@ -234,8 +234,8 @@ pub fn delta_advance(
             let state = unsafe { data.part(i * shape.block()..(i + 1) * shape.block()) };
             let (head, block) = (i / shape.blocks(), i % shape.blocks());
             for &node in path {
-                let token = rows.head(&shape, node as usize, head);
-                let d = &updates[node as usize * shape.values() + head * shape.value_dim..]
+                let token = rows.head(&shape, node, head);
+                let d = &updates[node * shape.values() + head * shape.value_dim..]
                     [..shape.value_dim];
                 let d = &d[block * LANES..shape.value_dim.min((block + 1) * LANES)];
                 dispatch(cpu.isa(), Update { state, token, d });

@@ -23,7 +23,7 @@ mod rows;
 #[cfg(test)]
 mod testing;
 
-pub use activation::{add, sigmoid_mul, silu_mul};
+pub use activation::{add_assign, sigmoid_mul, silu_mul};
 pub use attention::{Visible, attention};
 pub use conv::{Conv, ConvState};
 pub use delta::{

@@ -43,11 +43,11 @@ pub(crate) fn tree(seed: u64, n: usize, spread: usize) -> Vec<i32> {
 }
 
 /// The nodes from a root to `node`, both included.
-pub(crate) fn path(parents: &[i32], node: usize) -> Vec<u32> {
+pub(crate) fn path(parents: &[i32], node: usize) -> Vec<usize> {
     let mut path = vec![];
     let mut at = node as i32;
     while at >= 0 {
-        path.push(at as u32);
+        path.push(at as usize);
         at = parents[at as usize];
     }
     path.reverse();
