@@ -1,0 +1,698 @@
+//! From logits to one token.
+//!
+//! The result is a pure function of (logits, history, position, options): a node of a draft tree
+//! is sampled along its own path and gives the token that plain decoding would give there.
+
+use crate::error::Error;
+use crate::noise::Noise;
+use crate::sampling::Sampling;
+use crate::transcendental::{exp, ln};
+use std::cmp::Ordering;
+
+/// The tokens before the one to be drawn, oldest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct History<'a> {
+    /// Tokens of the prompt.
+    pub prompt: &'a [u32],
+    /// Tokens of the answer so far.
+    pub answer: &'a [u32],
+    /// Drafted tokens after the answer, on the way from a tree's root to the node; they count
+    /// as part of the answer.
+    pub path: &'a [u32],
+}
+
+impl History<'_> {
+    /// How many tokens there are: the absolute position of the token to be drawn.
+    pub fn len(&self) -> usize {
+        self.prompt.len() + self.answer.len() + self.path.len()
+    }
+
+    /// Whether there is no token at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Draws tokens with one set of options. Holds only scratch space besides them.
+#[derive(Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    adjusted: Vec<f32>,
+    noise: Vec<f64>,
+    candidates: Vec<Candidate>,
+    /// Occurrences per token in the answer and, in the top bit, whether it was seen at all.
+    counts: Vec<u32>,
+    touched: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    token: u32,
+    logit: f32,
+    weight: f64,
+}
+
+const SEEN: u32 = 1 << 31;
+
+impl Sampler {
+    /// Errors: an option outside its range, a biased token outside the vocabulary.
+    pub fn new(sampling: Sampling, vocab_size: usize) -> Result<Sampler, Error> {
+        sampling.validate(vocab_size)?;
+        Ok(Sampler {
+            counts: if sampling.penalises() {
+                vec![0; vocab_size]
+            } else {
+                Vec::new()
+            },
+            sampling,
+            adjusted: Vec::new(),
+            noise: Vec::new(),
+            candidates: Vec::new(),
+            touched: Vec::new(),
+        })
+    }
+
+    /// The options.
+    pub fn sampling(&self) -> &Sampling {
+        &self.sampling
+    }
+
+    /// The token after `history`, from `logits` (one per token of the vocabulary).
+    ///
+    /// Errors: a logit that is NaN or +inf; all logits -inf.
+    pub fn sample(&mut self, logits: &[f32], history: History) -> Result<u32, Error> {
+        let position = history.len() as u64;
+        let mut adjusted = std::mem::take(&mut self.adjusted);
+        let plain = self.sampling.logit_bias.is_empty() && !self.sampling.penalises();
+        let result = if plain {
+            self.draw(logits, position)
+        } else {
+            adjusted.clear();
+            adjusted.extend_from_slice(logits);
+            self.add_bias(&mut adjusted);
+            self.penalise(&mut adjusted, history);
+            self.draw(&adjusted, position)
+        };
+        self.adjusted = adjusted;
+        result
+    }
+
+    fn add_bias(&self, logits: &mut [f32]) {
+        for &(token, bias) in &self.sampling.logit_bias {
+            if let Some(logit) = logits.get_mut(token as usize) {
+                *logit += bias;
+            }
+        }
+    }
+
+    fn penalise(&mut self, logits: &mut [f32], history: History) {
+        if !self.sampling.penalises() {
+            return;
+        }
+        let window = self.sampling.penalty_window.unwrap_or(usize::MAX);
+        let answer = history.path.iter().rev().chain(history.answer.iter().rev());
+        let answer_len = history.path.len() + history.answer.len();
+        for &token in answer.take(window) {
+            self.count(token, 1);
+        }
+        for &token in history
+            .prompt
+            .iter()
+            .rev()
+            .take(window.saturating_sub(answer_len))
+        {
+            self.count(token, 0);
+        }
+        let repetition = self.sampling.repetition_penalty;
+        for token in self.touched.drain(..) {
+            let times = std::mem::take(&mut self.counts[token as usize]) & !SEEN;
+            let Some(logit) = logits.get_mut(token as usize) else {
+                continue;
+            };
+            *logit = if *logit > 0.0 {
+                *logit / repetition
+            } else {
+                *logit * repetition
+            };
+            if times > 0 {
+                *logit -= self.sampling.presence_penalty;
+                *logit -= self.sampling.frequency_penalty * times as f32;
+            }
+        }
+    }
+
+    fn count(&mut self, token: u32, times: u32) {
+        let Some(count) = self.counts.get_mut(token as usize) else {
+            return;
+        };
+        if *count == 0 {
+            self.touched.push(token);
+        }
+        *count = (*count + times) | SEEN;
+    }
+
+    fn draw(&mut self, logits: &[f32], position: u64) -> Result<u32, Error> {
+        let best = argmax(logits, position)?;
+        let temperature = f64::from(self.sampling.temperature);
+        if temperature == 0.0 {
+            return Ok(best);
+        }
+        let best_logit = logits[best as usize];
+        let noise = Noise::new(self.sampling.seed, position);
+        let top_k = self.sampling.top_k.filter(|k| *k < logits.len());
+        if top_k.is_none() && self.sampling.top_p >= 1.0 && self.sampling.min_p <= 0.0 {
+            return Ok(self.draw_unfiltered(logits, noise, temperature));
+        }
+
+        match top_k {
+            Some(k) => keep_top_k(&mut self.candidates, logits, k.max(1)),
+            None => {
+                self.candidates.clear();
+                self.candidates
+                    .extend(logits.iter().enumerate().map(|(token, &logit)| Candidate {
+                        token: token as u32,
+                        logit,
+                        weight: 0.0,
+                    }));
+            }
+        }
+        if self.sampling.top_p < 1.0 {
+            let top_p = f64::from(self.sampling.top_p);
+            keep_top_p(&mut self.candidates, best_logit, temperature, top_p);
+        }
+        if self.sampling.min_p > 0.0 {
+            let floor = ln(f64::from(self.sampling.min_p)) * temperature;
+            self.candidates
+                .retain(|c| f64::from(c.logit) - f64::from(best_logit) >= floor);
+        }
+        let scored = self.candidates.iter().map(|c| {
+            (
+                c.token,
+                f64::from(c.logit) / temperature + noise.of(c.token),
+            )
+        });
+        Ok(best_score(scored).unwrap_or(best))
+    }
+
+    fn draw_unfiltered(&mut self, logits: &[f32], noise: Noise, temperature: f64) -> u32 {
+        self.noise.resize(logits.len(), 0.0);
+        noise.fill(&mut self.noise);
+        let scored = logits
+            .iter()
+            .zip(&self.noise)
+            .enumerate()
+            .map(|(token, (&logit, noise))| (token as u32, f64::from(logit) / temperature + noise));
+        best_score(scored).unwrap_or(0)
+    }
+}
+
+/// The token with the highest score, the lowest id among equals.
+fn best_score(scored: impl Iterator<Item = (u32, f64)>) -> Option<u32> {
+    let mut best: Option<(u32, f64)> = None;
+    for (token, score) in scored {
+        let better = match best {
+            None => true,
+            Some((other, record)) => score > record || (score == record && token < other),
+        };
+        if better {
+            best = Some((token, score));
+        }
+    }
+    best.map(|(token, _)| token)
+}
+
+/// The token with the highest logit, the lowest id among equals.
+///
+/// Errors: a logit that is NaN or +inf; all logits -inf. `position` is for the message.
+pub fn argmax(logits: &[f32], position: u64) -> Result<u32, Error> {
+    let mut best = f32::NEG_INFINITY;
+    let mut token = None;
+    for (candidate, &logit) in logits.iter().enumerate() {
+        // False for NaN too, so that the common case is one comparison.
+        if logit <= best {
+            continue;
+        }
+        if logit.is_nan() || logit == f32::INFINITY {
+            return Err(Error::BadLogits {
+                position,
+                token: candidate as u32,
+            });
+        }
+        best = logit;
+        token = Some(candidate as u32);
+    }
+    token.ok_or(Error::NothingAllowed { position })
+}
+
+/// Best first: higher logit, then lower id.
+fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
+}
+
+/// Fills `kept` with the `k` best tokens. Collects at most 2k at a time, so that most of a
+/// large vocabulary costs one comparison each.
+fn keep_top_k(kept: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+    kept.clear();
+    let limit = (2 * k).max(64);
+    let mut floor = f32::NEG_INFINITY;
+    for (token, &logit) in logits.iter().enumerate() {
+        // A later token that only equals the floor has a higher id than k tokens at least as
+        // good, so it is out.
+        if logit > floor || (kept.len() < k && logit == floor) {
+            kept.push(Candidate {
+                token: token as u32,
+                logit,
+                weight: 0.0,
+            });
+            if kept.len() > limit {
+                kept.select_nth_unstable_by(k - 1, best_first);
+                kept.truncate(k);
+                floor = kept[k - 1].logit;
+            }
+        }
+    }
+    if kept.len() > k {
+        kept.select_nth_unstable_by(k - 1, best_first);
+        kept.truncate(k);
+    }
+}
+
+/// Keeps the fewest best candidates whose share of the mass reaches `top_p`.
+fn keep_top_p(kept: &mut Vec<Candidate>, best_logit: f32, temperature: f64, top_p: f64) {
+    let best = f64::from(best_logit);
+    // One order of the sum, whatever order selection left the candidates in.
+    kept.sort_unstable_by_key(|c| c.token);
+    let mut total = 0.0;
+    for candidate in kept.iter_mut() {
+        candidate.weight = exp((f64::from(candidate.logit) - best) / temperature);
+        total += candidate.weight;
+    }
+    // All candidates below this weight together hold less than the mass to be cut.
+    let negligible = total * (1.0 - top_p) / kept.len() as f64;
+    kept.retain(|c| c.weight >= negligible);
+    kept.sort_unstable_by(best_first);
+    let mut mass = 0.0;
+    let needed = top_p * total;
+    let count = kept
+        .iter()
+        .take_while(|c| {
+            let more = mass < needed;
+            mass += c.weight;
+            more
+        })
+        .count();
+    kept.truncate(count.max(1));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn with(change: impl FnOnce(&mut Sampling)) -> Sampling {
+        let mut sampling = Sampling {
+            temperature: 1.0,
+            seed: 11,
+            ..Sampling::greedy()
+        };
+        change(&mut sampling);
+        sampling
+    }
+
+    fn sample_at(sampler: &mut Sampler, logits: &[f32], position: usize) -> u32 {
+        let prompt = vec![0; position];
+        sampler
+            .sample(
+                logits,
+                History {
+                    prompt: &prompt,
+                    ..Default::default()
+                },
+            )
+            .unwrap()
+    }
+
+    /// Tokens drawn at `draws` different positions, counted.
+    fn histogram(sampling: Sampling, logits: &[f32], draws: u64) -> Vec<u64> {
+        let mut sampler = Sampler::new(sampling, logits.len()).unwrap();
+        let mut counts = vec![0; logits.len()];
+        for position in 0..draws {
+            counts[sampler.draw(logits, position).unwrap() as usize] += 1;
+        }
+        counts
+    }
+
+    fn chi_square(counts: &[u64], probabilities: &[f64]) -> f64 {
+        let draws = counts.iter().sum::<u64>() as f64;
+        counts
+            .iter()
+            .zip(probabilities)
+            .filter(|(_, p)| **p > 0.0)
+            .map(|(&count, p)| (count as f64 - draws * p).powi(2) / (draws * p))
+            .sum()
+    }
+
+    fn softmax(logits: &[f32], temperature: f64) -> Vec<f64> {
+        let weights: Vec<f64> = logits
+            .iter()
+            .map(|l| (f64::from(*l) / temperature).exp())
+            .collect();
+        let total: f64 = weights.iter().sum();
+        weights.iter().map(|w| w / total).collect()
+    }
+
+    const LOGITS: [f32; 8] = [1.0, 0.2, -0.5, 2.0, 0.0, 1.5, -1.0, 0.7];
+
+    #[test]
+    fn frequencies_follow_softmax() {
+        for temperature in [0.5, 1.0, 1.7] {
+            let counts = histogram(with(|s| s.temperature = temperature), &LOGITS, 40_000);
+            // 7 degrees of freedom: 29.9 is passed by chance once in 10,000.
+            let statistic = chi_square(&counts, &softmax(&LOGITS, f64::from(temperature)));
+            assert!(statistic < 29.9, "T={temperature}: {statistic}");
+        }
+    }
+
+    #[test]
+    fn filtered_frequencies_follow_the_renormalised_softmax() {
+        // Best three tokens: 3, 5, 0.
+        let mut kept = softmax(&LOGITS, 1.0);
+        for token in [1, 2, 4, 6, 7] {
+            kept[token] = 0.0;
+        }
+        let total: f64 = kept.iter().sum();
+        kept.iter_mut().for_each(|p| *p /= total);
+        let counts = histogram(with(|s| s.top_k = Some(3)), &LOGITS, 40_000);
+        assert_eq!([1, 2, 4, 6, 7].map(|t| counts[t]), [0; 5]);
+        // 2 degrees of freedom: 18.4 is passed once in 10,000.
+        assert!(chi_square(&counts, &kept) < 18.4);
+    }
+
+    #[test]
+    fn top_p_keeps_the_token_that_crosses_the_mass() {
+        // Probabilities 0.5, 0.25, 0.125, 0.125.
+        let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125]
+            .iter()
+            .map(|p| p.ln())
+            .collect();
+        let kept = |top_p: f32| -> Vec<bool> {
+            histogram(with(|s| s.top_p = top_p), &logits, 2_000)
+                .iter()
+                .map(|c| *c > 0)
+                .collect()
+        };
+        assert_eq!(kept(0.49), [true, false, false, false]);
+        assert_eq!(kept(0.51), [true, true, false, false]);
+        assert_eq!(kept(0.74), [true, true, false, false]);
+        // Equal probabilities: the lower id is kept first.
+        assert_eq!(kept(0.8), [true, true, true, false]);
+        assert_eq!(kept(0.9), [true, true, true, true]);
+        assert_eq!(kept(1e-6), [true, false, false, false]);
+    }
+
+    #[test]
+    fn top_p_counts_mass_within_top_k() {
+        // After top-k 2 the shares are 2/3 and 1/3.
+        let logits: Vec<f32> = [0.5f32, 0.25, 0.125, 0.125]
+            .iter()
+            .map(|p| p.ln())
+            .collect();
+        let both = |top_p: f32| {
+            let sampling = with(|s| {
+                s.top_k = Some(2);
+                s.top_p = top_p;
+            });
+            histogram(sampling, &logits, 2_000)[1] > 0
+        };
+        assert!(!both(0.65));
+        assert!(both(0.68));
+    }
+
+    #[test]
+    fn min_p_is_relative_to_the_best_and_after_temperature() {
+        let logits = [0.0, -1.0, -2.0];
+        let kept = |temperature: f32, min_p: f32| -> usize {
+            let sampling = with(|s| {
+                s.temperature = temperature;
+                s.min_p = min_p;
+            });
+            histogram(sampling, &logits, 5_000)
+                .iter()
+                .filter(|c| **c > 0)
+                .count()
+        };
+        assert_eq!(kept(1.0, 0.1), 3); // e^-2 = 0.135
+        assert_eq!(kept(1.0, 0.2), 2); // e^-1 = 0.368
+        assert_eq!(kept(1.0, 0.4), 1);
+        assert_eq!(kept(2.0, 0.2), 3); // e^-1 again, at twice the temperature
+        assert_eq!(kept(1.0, 1.0), 1);
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_id_among_equals() {
+        let mut sampler = Sampler::new(Sampling::greedy(), 5).unwrap();
+        assert_eq!(sample_at(&mut sampler, &[1.0, 3.0, 3.0, 3.0, 2.0], 0), 1);
+        assert_eq!(sample_at(&mut sampler, &[-1.0; 5], 0), 0);
+    }
+
+    #[test]
+    fn a_logit_that_is_no_number_is_an_error_naming_its_place() {
+        for sampling in [
+            Sampling::greedy(),
+            with(|_| ()),
+            with(|s| s.top_k = Some(1)),
+        ] {
+            let mut sampler = Sampler::new(sampling, 3).unwrap();
+            let history = History {
+                prompt: &[1, 2],
+                ..Default::default()
+            };
+            for bad in [f32::NAN, f32::INFINITY] {
+                assert!(matches!(
+                    sampler.sample(&[0.0, 5.0, bad], history),
+                    Err(Error::BadLogits {
+                        position: 2,
+                        token: 2
+                    })
+                ));
+                assert!(matches!(
+                    sampler.sample(&[bad, 5.0, 1.0], history),
+                    Err(Error::BadLogits {
+                        position: 2,
+                        token: 0
+                    })
+                ));
+            }
+            assert!(matches!(
+                sampler.sample(&[f32::NEG_INFINITY; 3], history),
+                Err(Error::NothingAllowed { position: 2 })
+            ));
+        }
+    }
+
+    #[test]
+    fn tokens_with_minus_infinity_are_never_drawn() {
+        let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, -3.0];
+        for sampling in [
+            with(|_| ()),
+            with(|s| s.top_k = Some(3)),
+            with(|s| s.top_p = 0.999),
+            with(|s| s.min_p = 1e-9),
+            with(|s| s.temperature = 100.0),
+        ] {
+            let counts = histogram(sampling, &logits, 3_000);
+            assert_eq!((counts[0], counts[2]), (0, 0));
+        }
+    }
+
+    #[test]
+    fn bias_comes_before_penalties() {
+        // 1 + 3 = 4, divided by 2 = 2 < 2.5. Were the penalty first: 0.5 + 3 > 2.5.
+        let mut sampler = Sampler::new(
+            Sampling {
+                logit_bias: vec![(0, 3.0)],
+                repetition_penalty: 2.0,
+                ..Sampling::greedy()
+            },
+            2,
+        )
+        .unwrap();
+        let history = History {
+            prompt: &[0],
+            ..Default::default()
+        };
+        assert_eq!(sampler.sample(&[1.0, 2.5], history).unwrap(), 1);
+    }
+
+    #[test]
+    fn repetition_counts_the_prompt_and_presence_and_frequency_do_not() {
+        let logits = [2.0, 1.5];
+        let history = History {
+            prompt: &[0, 0, 0],
+            ..Default::default()
+        };
+        let mut repetition = Sampler::new(
+            Sampling {
+                repetition_penalty: 2.0,
+                ..Sampling::greedy()
+            },
+            2,
+        )
+        .unwrap();
+        assert_eq!(repetition.sample(&logits, history).unwrap(), 1);
+        let mut presence = Sampler::new(
+            Sampling {
+                presence_penalty: 9.0,
+                ..Sampling::greedy()
+            },
+            2,
+        )
+        .unwrap();
+        assert_eq!(presence.sample(&logits, history).unwrap(), 0);
+        let answered = History {
+            answer: &[0],
+            ..history
+        };
+        assert_eq!(presence.sample(&logits, answered).unwrap(), 1);
+        // Negative logits are multiplied: -1 * 2 < -1.5.
+        assert_eq!(repetition.sample(&[-1.0, -1.5], history).unwrap(), 1);
+    }
+
+    #[test]
+    fn frequency_grows_with_the_count_and_presence_does_not() {
+        let logits = [2.0, 1.0];
+        let once = History {
+            answer: &[0],
+            ..Default::default()
+        };
+        let thrice = History {
+            answer: &[0, 0],
+            path: &[0],
+            ..Default::default()
+        };
+        let mut frequency = Sampler::new(
+            Sampling {
+                frequency_penalty: 0.5,
+                ..Sampling::greedy()
+            },
+            2,
+        )
+        .unwrap();
+        assert_eq!(frequency.sample(&logits, once).unwrap(), 0);
+        assert_eq!(frequency.sample(&logits, thrice).unwrap(), 1);
+        let mut presence = Sampler::new(
+            Sampling {
+                presence_penalty: 0.5,
+                ..Sampling::greedy()
+            },
+            2,
+        )
+        .unwrap();
+        assert_eq!(presence.sample(&logits, thrice).unwrap(), 0);
+    }
+
+    #[test]
+    fn the_window_forgets_older_tokens() {
+        let windowed = |window| Sampling {
+            repetition_penalty: 4.0,
+            penalty_window: Some(window),
+            ..Sampling::greedy()
+        };
+        let history = History {
+            prompt: &[0, 2],
+            answer: &[2],
+            path: &[2],
+        };
+        let mut short = Sampler::new(windowed(3), 3).unwrap();
+        assert_eq!(short.sample(&[2.0, 1.0, 0.0], history).unwrap(), 0);
+        let mut long = Sampler::new(windowed(4), 3).unwrap();
+        assert_eq!(long.sample(&[2.0, 1.0, 0.0], history).unwrap(), 1);
+        let mut none = Sampler::new(windowed(0), 3).unwrap();
+        assert_eq!(none.sample(&[2.0, 1.0, 0.0], history).unwrap(), 0);
+    }
+
+    #[test]
+    fn tokens_outside_the_vocabulary_in_the_history_are_ignored() {
+        let mut sampler = Sampler::new(
+            Sampling {
+                repetition_penalty: 2.0,
+                ..Sampling::greedy()
+            },
+            2,
+        )
+        .unwrap();
+        let history = History {
+            prompt: &[7, u32::MAX],
+            ..Default::default()
+        };
+        assert_eq!(sampler.sample(&[2.0, 1.5], history).unwrap(), 0);
+    }
+
+    fn top_k_reference(logits: &[f32], k: usize) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        order.sort_by(|&a, &b| {
+            logits[b as usize]
+                .total_cmp(&logits[a as usize])
+                .then(a.cmp(&b))
+        });
+        order.truncate(k);
+        order.sort_unstable();
+        order
+    }
+
+    proptest! {
+        #[test]
+        fn top_k_equals_a_full_sort(
+            // Few distinct values, so that ties are common.
+            values in proptest::collection::vec(0u8..12, 1..600),
+            k in 1usize..80,
+        ) {
+            let logits: Vec<f32> = values.iter().map(|v| f32::from(*v)).collect();
+            let mut kept = Vec::new();
+            keep_top_k(&mut kept, &logits, k);
+            let mut tokens: Vec<u32> = kept.iter().map(|c| c.token).collect();
+            tokens.sort_unstable();
+            prop_assert_eq!(tokens, top_k_reference(&logits, k));
+        }
+
+        #[test]
+        fn a_token_does_not_depend_on_where_history_is_split(
+            values in proptest::collection::vec(-4f32..4.0, 20),
+            history in proptest::collection::vec(0u32..20, 0..40),
+            cut in 0usize..40,
+            seed: u64,
+        ) {
+            let sampling = Sampling {
+                temperature: 0.8,
+                top_k: Some(12),
+                top_p: 0.9,
+                repetition_penalty: 1.2,
+                presence_penalty: 0.3,
+                frequency_penalty: 0.1,
+                penalty_window: Some(16),
+                seed,
+                ..Sampling::greedy()
+            };
+            let mut sampler = Sampler::new(sampling, 20).unwrap();
+            let (answer, path) = history.split_at(cut.min(history.len()));
+            let whole = History { answer: &history, ..Default::default() };
+            let split = History { answer, path, ..Default::default() };
+            let first = sampler.sample(&values, whole).unwrap();
+            prop_assert_eq!(first, sampler.sample(&values, split).unwrap());
+        }
+
+        #[test]
+        fn filters_that_keep_everything_change_nothing(
+            values in proptest::collection::vec(-4f32..4.0, 33),
+            position in 0u64..1_000_000,
+        ) {
+            let mut plain = Sampler::new(with(|_| ()), 33).unwrap();
+            // A share so small that no token here falls below it.
+            let mut filtered = Sampler::new(with(|s| s.min_p = 1e-6), 33).unwrap();
+            prop_assert_eq!(
+                plain.draw(&values, position).unwrap(),
+                filtered.draw(&values, position).unwrap()
+            );
+        }
+    }
+}
