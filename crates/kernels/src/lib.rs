@@ -3,12 +3,29 @@
 //! A row of a result is the same bits whatever number of rows run beside it, whatever the number
 //! of threads and whatever the instruction set.
 
+pub mod bytes;
 pub mod cpu;
+pub mod dense;
+pub mod error;
+pub mod hadamard;
 pub mod isa;
+pub mod linear;
+pub mod matrix;
+pub mod measure;
+pub mod packed;
+pub mod quantizer;
 pub mod threads;
 
-pub use cpu::Cpu;
+pub use bytes::{AlignedBytes, SharedBytes};
+pub use cpu::{Cpu, Scratch};
+pub use dense::{DenseKind, DenseMatrix};
+pub use error::Error;
+pub use hadamard::Rotation;
 pub use isa::Isa;
+pub use linear::{Linear, gathered, linear};
+pub use matrix::Matrix;
+pub use packed::{PackedMatrix, PackedSpec, ZeroKind, Zeros, pack};
+pub use quantizer::{QuantError, Quantized, Quantizer};
 pub use threads::ThreadPool;
 
 mod activation;

@@ -1,0 +1,296 @@
+//! Linear layers: one input, one or more matrices whose outputs stand side by side.
+//!
+//! The product with a packed matrix is the same bits on every instruction set and for every number
+//! of rows. The input is rotated if the matrix says so and quantised by row and group (see
+//! `input`). Then for each row and output, group by group in order,
+//!
+//! ```text
+//! d   = sum(code_w * code_x) - zero * sum(code_x)      exact, in i32
+//! acc = fma(f32(d), scale_x * scale_w, acc)
+//! acc = fma(min, scale_x * f32(sum(code_x)), acc)      matrices of minima only; zero is 0
+//! ```
+//!
+//! and the bias is added last. Dense matrices: see `dense`.
+
+mod input;
+mod portable;
+
+use input::Input;
+
+use crate::cpu::Cpu;
+use crate::error::Error;
+use crate::hadamard::Rotation;
+use crate::isa::Isa;
+use crate::matrix::Matrix;
+use crate::packed::{BLOCK, PackedMatrix, TILE};
+
+/// Rows taken at a time: bounds the memory of the quantised input and keeps it in the cache.
+const SLAB: usize = 512;
+
+/// A linear layer.
+#[derive(Clone)]
+pub struct Linear {
+    parts: Vec<Part>,
+    /// The distinct forms of the input that the packed parts need.
+    views: Vec<View>,
+    bias: Option<Vec<f32>>,
+    inputs: usize,
+    outputs: usize,
+}
+
+#[derive(Clone)]
+struct Part {
+    matrix: Matrix,
+    /// Its first output.
+    first: usize,
+    /// Its form of the input, for packed parts.
+    view: usize,
+}
+
+#[derive(Clone, PartialEq)]
+struct View {
+    rotation: Option<Rotation>,
+    group: usize,
+}
+
+impl View {
+    fn of(matrix: &PackedMatrix) -> Self {
+        Self {
+            rotation: matrix.rotation().cloned(),
+            group: matrix.spec().group,
+        }
+    }
+}
+
+impl Linear {
+    /// A layer of the given matrices, which share the input, with a bias over all outputs.
+    ///
+    /// # Errors
+    /// If there is no matrix, the matrices differ in their inputs, or the bias has another length.
+    pub fn new(parts: Vec<Matrix>, bias: Option<Vec<f32>>) -> Result<Self, Error> {
+        let Some(inputs) = parts.first().map(Matrix::k) else {
+            return Err(Error::new("a linear layer needs at least one matrix"));
+        };
+        let (mut views, mut outputs) = (Vec::new(), 0);
+        let mut placed = Vec::with_capacity(parts.len());
+        for matrix in parts {
+            if matrix.k() != inputs {
+                return Err(Error::new(format!(
+                    "a linear layer joins matrices of {inputs} and {} inputs",
+                    matrix.k()
+                )));
+            }
+            let mut view = 0;
+            if let Matrix::Packed(packed) = &matrix {
+                let wanted = View::of(packed);
+                view = views
+                    .iter()
+                    .position(|v| *v == wanted)
+                    .unwrap_or(views.len());
+                if view == views.len() {
+                    views.push(wanted);
+                }
+            }
+            let first = outputs;
+            outputs += matrix.n();
+            placed.push(Part {
+                matrix,
+                first,
+                view,
+            });
+        }
+        if let Some(bias) = &bias
+            && bias.len() != outputs
+        {
+            return Err(Error::new(format!(
+                "a bias of {} values does not fit {outputs} outputs",
+                bias.len()
+            )));
+        }
+        Ok(Self {
+            parts: placed,
+            views,
+            bias,
+            inputs,
+            outputs,
+        })
+    }
+
+    /// Length of an input row.
+    pub fn inputs(&self) -> usize {
+        self.inputs
+    }
+
+    /// Length of an output row.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// The matrices, in the order of their outputs.
+    pub fn matrices(&self) -> impl ExactSizeIterator<Item = &Matrix> {
+        self.parts.iter().map(|part| &part.matrix)
+    }
+
+    /// The bias over all outputs.
+    pub fn bias(&self) -> Option<&[f32]> {
+        self.bias.as_deref()
+    }
+
+    /// Bytes of the weights, all of which one call reads.
+    pub fn bytes(&self) -> usize {
+        self.matrices().map(|matrix| matrix.bytes().len()).sum()
+    }
+}
+
+/// Applies the layer to the rows of `x` (m x inputs), writing `out` (m x outputs).
+///
+/// # Panics
+/// If the lengths are not those of one number of rows.
+pub fn linear(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
+    let m = x.len() / layer.inputs;
+    assert!(
+        x.len() == m * layer.inputs && out.len() == m * layer.outputs,
+        "linear {} -> {}: {} inputs, {} outputs",
+        layer.inputs,
+        layer.outputs,
+        x.len(),
+        out.len()
+    );
+    let slabs = x
+        .chunks(SLAB * layer.inputs)
+        .zip(out.chunks_mut(SLAB * layer.outputs));
+    for (x, out) in slabs {
+        slab(cpu, layer, x, out);
+    }
+}
+
+fn slab(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
+    let m = x.len() / layer.inputs;
+    let inputs: Vec<Input<'_>> = layer
+        .views
+        .iter()
+        .map(|view| Input::new(cpu, x, layer.inputs, view.rotation.as_ref(), view.group))
+        .collect();
+    let bias = |output: usize| layer.bias.as_ref().map(|bias| bias[output]);
+    let out = Rows {
+        ptr: out.as_mut_ptr(),
+        stride: layer.outputs,
+    };
+    for part in &layer.parts {
+        match &part.matrix {
+            Matrix::Packed(matrix) => {
+                let input = &inputs[part.view];
+                cpu.run(matrix.spec().tiles(), &|tile| {
+                    let mut sums = cpu.scratch::<f32>(m.next_multiple_of(input.rows) * TILE);
+                    packed_tile(cpu.isa(), matrix, tile, 0..TILE / BLOCK, input, &mut sums);
+                    let count = TILE.min(matrix.n() - tile * TILE);
+                    for (row, sums) in sums.chunks_exact(TILE).enumerate().take(m) {
+                        for (i, &sum) in sums[..count].iter().enumerate() {
+                            let output = part.first + tile * TILE + i;
+                            // SAFETY: row < m, output < outputs, and each is written by one task.
+                            unsafe { out.put(row, output, bias(output).map_or(sum, |b| sum + b)) };
+                        }
+                    }
+                });
+            }
+            Matrix::Dense(matrix) => {
+                matrix.product(cpu, x, matrix.n(), &|i| i, &|row, i, sum| {
+                    let output = part.first + i;
+                    // SAFETY: as above.
+                    unsafe { out.put(row, output, bias(output).map_or(sum, |b| sum + b)) };
+                });
+            }
+        }
+    }
+}
+
+/// The products of the rows of `x` (m x k) with the outputs `rows` of a matrix, in their order, into
+/// `out` (m x rows.len()): the same bits as the full product.
+///
+/// # Panics
+/// If the lengths do not match, or a row is beyond the matrix.
+pub fn gathered(cpu: &Cpu, matrix: &Matrix, x: &[f32], rows: &[u32], out: &mut [f32]) {
+    let (n, k) = (matrix.n(), matrix.k());
+    let m = x.len() / k;
+    assert!(
+        x.len() == m * k && out.len() == m * rows.len(),
+        "gathered {} of {n} x {k}: {} inputs, {} outputs",
+        rows.len(),
+        x.len(),
+        out.len()
+    );
+    if let Some(row) = rows.iter().find(|&&row| row as usize >= n) {
+        panic!("gathered row {row} of {n}");
+    }
+    if m == 0 || rows.is_empty() {
+        return;
+    }
+    let out = Rows {
+        ptr: out.as_mut_ptr(),
+        stride: rows.len(),
+    };
+    match matrix {
+        Matrix::Packed(matrix) => {
+            let input = Input::new(cpu, x, k, matrix.rotation(), matrix.spec().group);
+            // Outputs of one block are computed together.
+            let mut order: Vec<(u32, u32)> =
+                rows.iter().zip(0..).map(|(&row, at)| (row, at)).collect();
+            order.sort_unstable();
+            let blocks: Vec<&[(u32, u32)]> = order
+                .chunk_by(|a, b| a.0 / BLOCK as u32 == b.0 / BLOCK as u32)
+                .collect();
+            cpu.run(blocks.len(), &|i| {
+                let block = blocks[i][0].0 as usize / BLOCK;
+                let (tile, block) = (block / (TILE / BLOCK), block % (TILE / BLOCK));
+                let mut sums = cpu.scratch::<f32>(m.next_multiple_of(input.rows) * TILE);
+                packed_tile(cpu.isa(), matrix, tile, block..block + 1, &input, &mut sums);
+                for row in 0..m {
+                    for &(output, at) in blocks[i] {
+                        let sum = sums[row * TILE + output as usize % TILE];
+                        // SAFETY: row < m, at < rows.len(), and each is written by one task.
+                        unsafe { out.put(row, at as usize, sum) };
+                    }
+                }
+            });
+        }
+        Matrix::Dense(matrix) => {
+            matrix.product(cpu, x, rows.len(), &|i| rows[i] as usize, &|row, i, sum| {
+                // SAFETY: as above.
+                unsafe { out.put(row, i, sum) };
+            });
+        }
+    }
+}
+
+/// Rows of an output that tasks write disjoint parts of.
+struct Rows {
+    ptr: *mut f32,
+    stride: usize,
+}
+
+// SAFETY: `put`'s callers write disjoint places.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    /// # Safety
+    /// The place lies in the output and no other thread writes it.
+    unsafe fn put(&self, row: usize, output: usize, value: f32) {
+        // SAFETY: as the caller promises.
+        unsafe { *self.ptr.add(row * self.stride + output) = value }
+    }
+}
+
+fn packed_tile(
+    isa: Isa,
+    matrix: &PackedMatrix,
+    tile: usize,
+    blocks: std::ops::Range<usize>,
+    input: &Input<'_>,
+    sums: &mut [f32],
+) {
+    let _ = isa;
+    portable::tile(matrix, tile, blocks, input, sums);
+}
+
+#[cfg(test)]
+mod tests;
