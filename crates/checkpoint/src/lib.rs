@@ -1,1 +1,178 @@
-//! Placeholder.
+//! Checkpoints: one description and one way to read tensors, whatever the format.
+//!
+//! [`Checkpoint::open`] reads Hugging Face directories, GGUF files and Kozue's own directories;
+//! [`quantize`] writes the last. `docs/checkpoint.md` documents Kozue's format.
+
+mod config;
+pub mod description;
+mod destination;
+mod error;
+mod fields;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+mod gguf;
+mod hugging_face;
+mod kozue;
+mod layout;
+mod mapping;
+mod quantize;
+mod safetensors;
+mod shards;
+mod source;
+mod text;
+mod writer;
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use kozue_kernels::Matrix;
+
+pub use description::Description;
+pub use error::Error;
+pub use quantize::{Options, Progress, Report, Size, TensorReport, quantize};
+pub use source::TensorInfo;
+
+use config::ConfigFile;
+use fields::read_object;
+use gguf::Gguf;
+use hugging_face::HuggingFace;
+use kozue::Kozue;
+use source::Source;
+
+/// An opened model: its description and its tensors, checked against each other.
+pub struct Checkpoint {
+    path: PathBuf,
+    source: Box<dyn Source>,
+    tensors: HashMap<String, TensorInfo>,
+    read: Mutex<HashSet<String>>,
+}
+
+impl Checkpoint {
+    /// Open the model at `path`: a directory with a config.json (Hugging Face's or Kozue's), or
+    /// a GGUF file. Tensors are mapped, not read; names and shapes are all checked here.
+    pub fn open(path: &Path) -> Result<Checkpoint, Error> {
+        let source = open_source(path)?;
+        let tensors = source.tensors();
+        layout::check(path, &source.description().config, &tensors)?;
+        Ok(Checkpoint {
+            path: path.to_path_buf(),
+            source,
+            tensors: tensors
+                .into_iter()
+                .map(|info| (info.name.clone(), info))
+                .collect(),
+            read: Mutex::default(),
+        })
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All that is known of the model besides its tensors.
+    pub fn description(&self) -> &Description {
+        self.source.description()
+    }
+
+    /// Whether there is a tensor of this name that is not set aside.
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.get(name).is_some_and(|info| !info.aside)
+    }
+
+    /// The matrix `name` with `n` outputs and `k` inputs; mapped wherever the format allows.
+    pub fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
+        self.mark(name)?;
+        self.source.matrix(name, n, k)
+    }
+
+    /// The tensor `name` of `len` values, flattened (`[c, 1, k]` gives `c * k`), as f32.
+    pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        self.mark(name)?;
+        self.source.vector(name, len)
+    }
+
+    /// Check that every tensor was read, save those recognised as belonging to other parts.
+    pub fn finish(&self) -> Result<(), Error> {
+        let read = self
+            .read
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
+        let mut unread: Vec<&str> = self
+            .tensors
+            .values()
+            .filter(|info| !info.aside && !read.contains(&info.name))
+            .map(|info| info.name.as_str())
+            .collect();
+        unread.sort_unstable();
+        match unread.first() {
+            None => Ok(()),
+            Some(first) => Err(Error::Unexpected {
+                path: self.path.clone(),
+                count: unread.len(),
+                first: (*first).to_owned(),
+            }),
+        }
+    }
+
+    /// Every tensor, sorted by name.
+    pub fn tensors(&self) -> Vec<&TensorInfo> {
+        let mut all: Vec<_> = self.tensors.values().collect();
+        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    /// What was done to the values at load, one line each; empty if they are as stored.
+    pub fn source_note(&self) -> Vec<String> {
+        self.source.notes()
+    }
+
+    fn mark(&self, name: &str) -> Result<(), Error> {
+        if !self.tensors.contains_key(name) {
+            return Err(Error::missing(&self.path, name));
+        }
+        let mut read = self
+            .read
+            .lock()
+            .unwrap_or_else(|poison| poison.into_inner());
+        read.insert(name.to_owned());
+        Ok(())
+    }
+}
+
+/// Choose the loader by what lies at `path`.
+fn open_source(path: &Path) -> Result<Box<dyn Source>, Error> {
+    let not_a_model = |what: &str| {
+        Err(Error::NotAModel {
+            path: path.to_path_buf(),
+            what: what.to_owned(),
+        })
+    };
+    let kind = std::fs::metadata(path).map_err(Error::io(path, "open"))?;
+    if !kind.is_dir() {
+        let mut magic = [0; 4];
+        let mut file = File::open(path).map_err(Error::io(path, "open"))?;
+        let named = path
+            .extension()
+            .is_some_and(|extension| extension == "gguf");
+        if named || file.read_exact(&mut magic).is_ok() && magic == *b"GGUF" {
+            return Ok(Box::new(Gguf::open(path)?));
+        }
+        return not_a_model("a file that is no GGUF; give a GGUF file or a model's directory");
+    }
+    let config_path = path.join("config.json");
+    if !config_path.exists() {
+        return not_a_model("there is no config.json; give a model's directory or a GGUF file");
+    }
+    let map = read_object(&config_path)?;
+    let config = ConfigFile::from_object(&config_path, &map)?;
+    if map.contains_key(kozue::CONFIG_KEY) {
+        Ok(Box::new(Kozue::open(path, &config_path, &map, config)?))
+    } else {
+        Ok(Box::new(HuggingFace::open(path, config)?))
+    }
+}

@@ -1,0 +1,79 @@
+//! Hugging Face directories: config.json, safetensors, tokenizer and chat template.
+
+use std::path::Path;
+
+use kozue_kernels::Matrix;
+
+use crate::config::ConfigFile;
+use crate::description::Description;
+use crate::error::Error;
+use crate::shards::Shards;
+use crate::source::{Source, TensorInfo};
+use crate::text::TextSide;
+
+/// A directory as transformers saves it.
+pub(crate) struct HuggingFace {
+    description: Description,
+    shards: Shards,
+}
+
+impl HuggingFace {
+    /// `config` is what the directory's config.json says.
+    pub fn open(dir: &Path, config: ConfigFile) -> Result<HuggingFace, Error> {
+        let shards = Shards::open(dir, config.model.tied)?;
+        shards.check_floats(|_| false)?;
+        Ok(HuggingFace {
+            description: describe(dir, config)?,
+            shards,
+        })
+    }
+}
+
+/// The description of a directory, from its config.json and the files beside it.
+pub(crate) fn describe(dir: &Path, config: ConfigFile) -> Result<Description, Error> {
+    let text = TextSide::read(dir, &config)?;
+    // "." and ".." have a name once they are resolved.
+    let full = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    let name = full
+        .file_name()
+        .map(|name| name.to_string_lossy().into_owned());
+    Ok(Description {
+        name: name.unwrap_or_else(|| "model".to_owned()),
+        config: config.model,
+        tokenizer: text.tokenizer,
+        chat_template: text.chat_template,
+        bos_token: text.bos_token,
+        eos_token: text.eos_token,
+        generation: text.generation,
+    })
+}
+
+impl Source for HuggingFace {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn tensors(&self) -> Vec<TensorInfo> {
+        self.shards.infos().collect()
+    }
+
+    fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
+        self.shards.matrix(name, n, k)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        self.shards.vector(name, len)
+    }
+
+    fn rows(&self, name: &str, k: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.shards.rows(name, k, first, out)
+    }
+
+    fn release(&self, name: &str) {
+        self.shards.release(name);
+    }
+
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+}

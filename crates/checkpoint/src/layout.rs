@@ -1,0 +1,170 @@
+//! The tensors that a model of a given shape consists of.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use crate::description::{Mixer, ModelConfig};
+use crate::error::Error;
+use crate::source::TensorInfo;
+
+/// What a tensor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// A matrix that makes most of a model's bytes: projections, embedding, head.
+    Matrix,
+    /// A matrix with a row per head only; quantising it saves nothing and costs quality.
+    HeadMatrix,
+    /// Norms, biases, convolution taps, decay parameters.
+    Vector,
+}
+
+/// One tensor that a model must have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub name: String,
+    pub role: Role,
+    /// Hugging Face's shape, outputs first.
+    pub shape: Vec<usize>,
+}
+
+/// Every tensor of a model with this configuration, in the order of a forward pass.
+pub(crate) fn layout(config: &ModelConfig) -> Vec<Slot> {
+    let mut slots = Slots(Vec::new());
+    let hidden = config.hidden_size;
+    slots.matrix("model.embed_tokens", config.vocab_size, hidden, false);
+    for (index, mixer) in config.layers.iter().enumerate() {
+        let at = format!("model.layers.{index}");
+        slots.vector(format!("{at}.input_layernorm.weight"), &[hidden]);
+        match mixer {
+            Mixer::Attention => slots.attention(&format!("{at}.self_attn"), config),
+            Mixer::Delta => slots.delta(&format!("{at}.linear_attn"), config),
+        }
+        slots.vector(format!("{at}.post_attention_layernorm.weight"), &[hidden]);
+        let (inner, bias) = (config.intermediate_size, config.mlp_bias);
+        slots.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden, bias);
+        slots.matrix(&format!("{at}.mlp.up_proj"), inner, hidden, bias);
+        slots.matrix(&format!("{at}.mlp.down_proj"), hidden, inner, bias);
+    }
+    slots.vector("model.norm.weight".to_owned(), &[hidden]);
+    if !config.tied {
+        slots.matrix("lm_head", config.vocab_size, hidden, false);
+    }
+    slots.0
+}
+
+struct Slots(Vec<Slot>);
+
+impl Slots {
+    fn matrix(&mut self, name: &str, n: usize, k: usize, bias: bool) {
+        self.0.push(Slot {
+            name: format!("{name}.weight"),
+            role: Role::Matrix,
+            shape: vec![n, k],
+        });
+        if bias {
+            self.vector(format!("{name}.bias"), &[n]);
+        }
+    }
+
+    fn head_matrix(&mut self, name: &str, n: usize, k: usize) {
+        let name = format!("{name}.weight");
+        self.0.push(Slot {
+            name,
+            role: Role::HeadMatrix,
+            shape: vec![n, k],
+        });
+    }
+
+    fn vector(&mut self, name: String, shape: &[usize]) {
+        self.0.push(Slot {
+            name,
+            role: Role::Vector,
+            shape: shape.to_vec(),
+        });
+    }
+
+    fn attention(&mut self, at: &str, config: &ModelConfig) {
+        let attention = &config.attention;
+        let hidden = config.hidden_size;
+        let queries = attention.heads * attention.head_dim;
+        let keys = attention.kv_heads * attention.head_dim;
+        let gates = if attention.gated { queries } else { 0 };
+        self.matrix(
+            &format!("{at}.q_proj"),
+            queries + gates,
+            hidden,
+            attention.qkv_bias,
+        );
+        self.matrix(&format!("{at}.k_proj"), keys, hidden, attention.qkv_bias);
+        self.matrix(&format!("{at}.v_proj"), keys, hidden, attention.qkv_bias);
+        self.matrix(
+            &format!("{at}.o_proj"),
+            hidden,
+            queries,
+            attention.output_bias,
+        );
+        if attention.qk_norm {
+            self.vector(format!("{at}.q_norm.weight"), &[attention.head_dim]);
+            self.vector(format!("{at}.k_norm.weight"), &[attention.head_dim]);
+        }
+    }
+
+    fn delta(&mut self, at: &str, config: &ModelConfig) {
+        let Some(delta) = &config.delta else { return };
+        let hidden = config.hidden_size;
+        let values = delta.value_heads * delta.value_dim;
+        let mixed = 2 * delta.key_heads * delta.key_dim + values;
+        self.matrix(&format!("{at}.in_proj_qkv"), mixed, hidden, false);
+        self.matrix(&format!("{at}.in_proj_z"), values, hidden, false);
+        self.head_matrix(&format!("{at}.in_proj_a"), delta.value_heads, hidden);
+        self.head_matrix(&format!("{at}.in_proj_b"), delta.value_heads, hidden);
+        self.vector(
+            format!("{at}.conv1d.weight"),
+            &[mixed, 1, delta.conv_kernel],
+        );
+        self.vector(format!("{at}.A_log"), &[delta.value_heads]);
+        self.vector(format!("{at}.dt_bias"), &[delta.value_heads]);
+        self.vector(format!("{at}.norm.weight"), &[delta.value_dim]);
+        self.matrix(&format!("{at}.out_proj"), hidden, values, false);
+    }
+}
+
+/// Compare what a checkpoint holds with what its configuration asks for.
+pub(crate) fn check(path: &Path, config: &ModelConfig, found: &[TensorInfo]) -> Result<(), Error> {
+    let slots = layout(config);
+    let held: HashMap<&str, &TensorInfo> = found
+        .iter()
+        .map(|info| (info.name.as_str(), info))
+        .collect();
+    for slot in &slots {
+        let info = held.get(slot.name.as_str()).filter(|info| !info.aside);
+        let info = info.ok_or_else(|| Error::missing(path, &slot.name))?;
+        let same = match slot.role {
+            Role::Matrix | Role::HeadMatrix => info.shape == slot.shape,
+            // Formats differ in whether they keep the middle 1 of a depthwise convolution.
+            Role::Vector => squeezed(&info.shape).eq(squeezed(&slot.shape)),
+        };
+        if !same {
+            return Err(Error::shape(path, &slot.name, &info.shape, &slot.shape));
+        }
+    }
+    let expected: HashSet<&str> = slots.iter().map(|slot| slot.name.as_str()).collect();
+    let mut extra: Vec<&str> = found
+        .iter()
+        .filter(|info| !info.aside && !expected.contains(info.name.as_str()))
+        .map(|info| info.name.as_str())
+        .collect();
+    extra.sort_unstable();
+    match extra.first() {
+        None => Ok(()),
+        Some(first) => Err(Error::Unexpected {
+            path: path.to_path_buf(),
+            count: extra.len(),
+            first: (*first).to_owned(),
+        }),
+    }
+}
+
+fn squeezed(shape: &[usize]) -> impl Iterator<Item = &usize> {
+    shape.iter().filter(|&&dimension| dimension != 1)
+}

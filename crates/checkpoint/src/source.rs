@@ -1,0 +1,50 @@
+//! What a format's loader gives: a description and tensors under Hugging Face names.
+
+use kozue_kernels::Matrix;
+
+use crate::description::Description;
+use crate::error::Error;
+
+/// One tensor of a checkpoint, as a listing shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Hugging Face name without a multimodal prefix.
+    pub name: String,
+    /// How it is stored: `BF16`, `Q4_K`, `int4 group 64 point`, ...
+    pub format: String,
+    /// Dimensions in Hugging Face's order, outputs first.
+    pub shape: Vec<usize>,
+    /// Bytes it takes in the file.
+    pub bytes: u64,
+    /// Whether it belongs to a part that text generation does not use (vision tower, MTP
+    /// layers, rotary buffers, a head beside a tied embedding).
+    pub aside: bool,
+}
+
+/// A format's loader. Names are Hugging Face's without multimodal prefix, values have Hugging
+/// Face's meaning (raw norm weights, `A_log`), and a tensor that is asked for with other
+/// dimensions than it has is an error, never a panic.
+pub(crate) trait Source: Send + Sync {
+    /// All but the tensors.
+    fn description(&self) -> &Description;
+
+    /// Every tensor of the checkpoint, those set aside too.
+    fn tensors(&self) -> Vec<TensorInfo>;
+
+    /// A matrix of `n` outputs and `k` inputs, ready for the kernels.
+    fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error>;
+
+    /// Any tensor of `len` values, flattened, as f32.
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error>;
+
+    /// Rows `first ..` of a matrix with `k` inputs, as many as fit `out`, exactly as stored and
+    /// without the losses that [`Source::matrix`] may add. For converters, which read a matrix
+    /// in slices; called from several threads.
+    fn rows(&self, name: &str, k: usize, first: usize, out: &mut [f32]) -> Result<(), Error>;
+
+    /// Let go of the memory behind a tensor after it was read; it can still be read again.
+    fn release(&self, name: &str);
+
+    /// What was done to the values at load, one line each.
+    fn notes(&self) -> Vec<String>;
+}
