@@ -1,0 +1,188 @@
+//! Softmax attention with grouped query heads, rotary positions, and, where the family has them,
+//! query and key norms and an output gate (Qwen3.5's gated attention).
+
+use std::sync::Arc;
+
+use kozue_checkpoint::{Checkpoint, description::ModelConfig};
+use kozue_kernels::{
+    Cpu, Heads, KvCache, KvType, Linear, Rope, Scratch, Visible, attention, linear, rms_norm_heads,
+    sigmoid_mul,
+};
+
+use crate::model::{norm_weight, projection};
+use crate::pass::{Rows, Span};
+
+use crate::Error;
+use crate::state::LayerState;
+
+pub(crate) struct Attention {
+    norm_eps: f32,
+    /// Per query head [query | gate] or [query], then keys, then values.
+    qkv: Linear,
+    q_at: Heads,
+    gate_at: Option<Heads>,
+    k_at: Heads,
+    v_at: Heads,
+    output: Linear,
+    q_norm: Option<Vec<f32>>,
+    k_norm: Option<Vec<f32>>,
+    rope: Arc<Rope>,
+}
+
+impl Attention {
+    pub(crate) fn load(
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+        prefix: &str,
+        rope: Arc<Rope>,
+    ) -> Result<Self, Error> {
+        let shape = &config.attention;
+        let (heads, head) = (shape.heads, shape.head_dim);
+        let per_query = head * if shape.gated { 2 } else { 1 };
+        let (q_width, kv_width) = (heads * per_query, shape.kv_heads * head);
+        let at = |offset: usize, count: usize, pitch: usize| Heads {
+            row: q_width + 2 * kv_width,
+            offset,
+            pitch,
+            count,
+            dim: head,
+        };
+        let norm = |name: &str| -> Result<Option<Vec<f32>>, Error> {
+            if !shape.qk_norm {
+                return Ok(None);
+            }
+            norm_weight(checkpoint, config, &format!("{prefix}.{name}"), head).map(Some)
+        };
+        Ok(Self {
+            q_at: at(0, heads, per_query),
+            gate_at: shape.gated.then(|| at(head, heads, per_query)),
+            k_at: at(q_width, shape.kv_heads, head),
+            v_at: at(q_width + kv_width, shape.kv_heads, head),
+            norm_eps: config.norm_eps,
+            qkv: projection(
+                checkpoint,
+                prefix,
+                &[
+                    ("q_proj", q_width),
+                    ("k_proj", kv_width),
+                    ("v_proj", kv_width),
+                ],
+                config.hidden_size,
+                shape.qkv_bias,
+            )?,
+            output: projection(
+                checkpoint,
+                prefix,
+                &[("o_proj", config.hidden_size)],
+                heads * head,
+                shape.output_bias,
+            )?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            rope,
+        })
+    }
+
+    pub(crate) fn new_state(&self, kv: KvType) -> LayerState {
+        LayerState::Attention(KvCache::new(self.k_at.count, self.k_at.dim, kv))
+    }
+
+    /// x: rows x hidden size, already normed; the same shape comes back. Keys and values of every
+    /// row go into the caches, past their ends.
+    pub(crate) fn forward<'c>(
+        &self,
+        cpu: &'c Cpu,
+        x: &[f32],
+        rows: usize,
+        parts: &mut [(Span, Rows<'_>, usize, &mut KvCache)],
+    ) -> Scratch<'c, f32> {
+        let width = self.qkv.outputs();
+        let mut qkv = cpu.scratch(rows * width);
+        linear(cpu, &self.qkv, x, &mut qkv);
+        if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
+            rms_norm_heads(cpu, &mut qkv, self.q_at, q_norm, self.norm_eps);
+            rms_norm_heads(cpu, &mut qkv, self.k_at, k_norm, self.norm_eps);
+        }
+        let positions = positions(
+            rows,
+            parts.iter().map(|(span, part, len, _)| (span, part, *len)),
+        );
+        self.rope.apply(cpu, &mut qkv, self.q_at, &positions);
+        self.rope.apply(cpu, &mut qkv, self.k_at, &positions);
+
+        let mixed_at = Heads::packed(self.q_at.count, self.q_at.dim);
+        let mut mixed = cpu.scratch(rows * mixed_at.row);
+        for (span, part, len, cache) in parts.iter_mut() {
+            let qkv = span.of(&qkv, width);
+            cache.write_rows(cpu, *len, (qkv, self.k_at), (qkv, self.v_at));
+            let paths = paths(part, *len);
+            let visible = visible(part, span.len(), *len, &paths);
+            let scale = (self.q_at.dim as f32).powf(-0.5);
+            let out = span.of_mut(&mut mixed, mixed_at.row);
+            attention(cpu, cache, (qkv, self.q_at), &visible, scale, out);
+        }
+        if let Some(gate_at) = self.gate_at {
+            sigmoid_mul(cpu, &mut mixed, mixed_at, &qkv, gate_at);
+        }
+        let mut out = cpu.scratch(rows * self.output.outputs());
+        linear(cpu, &self.output, &mixed, &mut out);
+        out
+    }
+}
+
+/// Position of every row of a pass: a chain's tokens follow its `len` tokens one by one, a tree's
+/// nodes stand at `len` + depth.
+fn positions<'p>(
+    rows: usize,
+    parts: impl Iterator<Item = (&'p Span, &'p Rows<'p>, usize)>,
+) -> Vec<u32> {
+    let mut positions = Vec::with_capacity(rows);
+    for (span, part, len) in parts {
+        match part {
+            Rows::Chain(_) => positions.extend((len..len + span.len()).map(|p| p as u32)),
+            Rows::Tree(tree) => positions.extend(tree.depths().iter().map(|&d| len as u32 + d)),
+        }
+    }
+    positions
+}
+
+/// For every node of a tree the slots of its ancestors and itself, root first.
+fn paths(part: &Rows<'_>, len: usize) -> Vec<Vec<u32>> {
+    match part {
+        Rows::Chain(_) => Vec::new(),
+        Rows::Tree(tree) => (0..tree.len())
+            .map(|node| {
+                tree.path(node)
+                    .into_iter()
+                    .map(|n| (len + n) as u32)
+                    .collect()
+            })
+            .collect(),
+    }
+}
+
+/// What every row of a segment sees: all committed positions, then its own path.
+fn visible<'p>(
+    part: &Rows<'_>,
+    rows: usize,
+    len: usize,
+    paths: &'p [Vec<u32>],
+) -> Vec<Visible<'p>> {
+    match part {
+        Rows::Chain(_) => (0..rows)
+            .map(|row| Visible {
+                first: 0,
+                prefix: len + row + 1,
+                tail: &[],
+            })
+            .collect(),
+        Rows::Tree(_) => paths
+            .iter()
+            .map(|tail| Visible {
+                first: 0,
+                prefix: len,
+                tail,
+            })
+            .collect(),
+    }
+}

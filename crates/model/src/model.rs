@@ -1,0 +1,388 @@
+//! The decoder: embedding, layers, output norm, head.
+
+use std::sync::Arc;
+
+use kozue_checkpoint::{
+    Checkpoint,
+    description::{Mixer, ModelConfig},
+};
+use kozue_kernels::{Cpu, KvType, Linear, Matrix, Rope, add_assign, linear, rms_norm};
+
+use crate::attention::Attention;
+use crate::delta::{Delta, DeltaReplay};
+use crate::mlp::Mlp;
+use crate::pass::{Outputs, PassOutput, Rows, Segment, Span};
+use crate::state::{LayerState, Pending};
+use crate::{Error, State};
+
+/// Rows of one pass over a long prompt. Bits do not depend on it; memory and speed do.
+const PREFILL_ROWS: usize = 512;
+
+/// The weights of a decoder-only language model.
+pub struct Model {
+    config: ModelConfig,
+    kv: KvType,
+    embedding: Matrix,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: Linear,
+}
+
+struct Layer {
+    input_norm: Vec<f32>,
+    mixer: Weights,
+    post_norm: Vec<f32>,
+    mlp: Mlp,
+}
+
+enum Weights {
+    Attention(Attention),
+    Delta(Delta),
+}
+
+impl Model {
+    /// Reads every tensor that the architecture needs; states keep keys and values as `kv`.
+    ///
+    /// # Errors
+    /// If a tensor is missing, extra, misshapen or of a type that its place cannot take.
+    pub fn load(checkpoint: &Checkpoint, kv: KvType) -> Result<Self, Error> {
+        let config = checkpoint.description().config.clone();
+        let rope = Arc::new(Rope::new(
+            config.attention.rope.inverse_frequencies(),
+            config.max_position,
+        ));
+        let embedding = checkpoint.matrix(
+            "model.embed_tokens.weight",
+            config.vocab_size,
+            config.hidden_size,
+        )?;
+        let layers = config
+            .layers
+            .iter()
+            .enumerate()
+            .map(|(index, mixer)| Layer::load(checkpoint, &config, index, *mixer, &rope))
+            .collect::<Result<_, _>>()?;
+        let norm = norm_weight(checkpoint, &config, "model.norm", config.hidden_size)?;
+        let head = if config.tied {
+            embedding.clone()
+        } else {
+            checkpoint.matrix("lm_head.weight", config.vocab_size, config.hidden_size)?
+        };
+        checkpoint.finish()?;
+        Ok(Self {
+            head: Linear::new(vec![head], None).map_err(|reason| Error::Layer {
+                name: "lm_head".to_string(),
+                reason: reason.to_string(),
+            })?,
+            embedding,
+            layers,
+            norm,
+            kv,
+            config,
+        })
+    }
+
+    /// Shape of the model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Memory of a sequence that has read nothing yet.
+    pub fn new_state(&self) -> State {
+        let layers = self.layers.iter().map(|layer| match &layer.mixer {
+            Weights::Attention(attention) => attention.new_state(self.kv),
+            Weights::Delta(delta) => delta.new_state(),
+        });
+        State::new(layers.collect())
+    }
+
+    /// The embedding row of `token`, hidden size values.
+    ///
+    /// # Errors
+    /// If the token is outside the vocabulary.
+    pub fn embed(&self, token: u32, out: &mut [f32]) -> Result<(), Error> {
+        if token as usize >= self.config.vocab_size {
+            return Err(Error::Token {
+                token,
+                vocab_size: self.config.vocab_size,
+            });
+        }
+        self.embedding.row_into(token as usize, out);
+        Ok(())
+    }
+
+    /// The head: logits of hidden states that the output norm has seen, rows x vocabulary.
+    pub fn head(&self) -> &Linear {
+        &self.head
+    }
+
+    /// Reads `tokens` into `state` and returns the logits of the last `logit_rows` of them.
+    ///
+    /// # Errors
+    /// If a token is outside the vocabulary or the sequence would become longer than the model's
+    /// context; the state is unchanged.
+    pub fn advance(
+        &self,
+        cpu: &Cpu,
+        state: &mut State,
+        tokens: &[u32],
+        logit_rows: usize,
+    ) -> Result<Vec<f32>, Error> {
+        self.check_tokens(tokens)?;
+        self.check_length(state.len + tokens.len())?;
+        let wanted_from = tokens.len().saturating_sub(logit_rows);
+        let mut logits = Vec::new();
+        for (index, chunk) in tokens.chunks(PREFILL_ROWS).enumerate() {
+            let end = index * PREFILL_ROWS + chunk.len();
+            let segment = Segment {
+                state: &mut *state,
+                rows: Rows::Chain(chunk),
+                logit_rows: end.saturating_sub(wanted_from).min(chunk.len()),
+            };
+            let mut output = self.pass(cpu, &mut [segment], Outputs::default())?;
+            if logits.is_empty() {
+                logits = output.logits;
+            } else {
+                logits.append(&mut output.logits);
+            }
+        }
+        Ok(logits)
+    }
+
+    /// Takes the rows of all segments through the model together.
+    ///
+    /// A row's results have the same bits whatever other rows are in the pass.
+    ///
+    /// # Errors
+    /// If a token is outside the vocabulary or a sequence would become longer than the model's
+    /// context; no state is changed.
+    pub fn pass(
+        &self,
+        cpu: &Cpu,
+        segments: &mut [Segment<'_>],
+        wanted: Outputs<'_>,
+    ) -> Result<PassOutput, Error> {
+        for segment in segments.iter() {
+            self.check_tokens(segment.rows.tokens())?;
+            self.check_length(segment.state.len + segment.rows.depth())?;
+        }
+        let hidden = self.config.hidden_size;
+        let spans = spans(segments);
+        let rows = spans.last().map_or(0, |span| span.end);
+        let mut pending: Vec<Vec<DeltaReplay>> = segments.iter().map(|_| Vec::new()).collect();
+
+        let mut x = cpu.scratch(rows * hidden);
+        let tokens = segments.iter().flat_map(|segment| segment.rows.tokens());
+        for (&token, row) in tokens.zip(x.chunks_exact_mut(hidden)) {
+            self.embedding.row_into(token as usize, row);
+        }
+        let mut features = vec![0.0; rows * hidden * wanted.taps.len()];
+        let mut normed = cpu.scratch(rows * hidden);
+        for (index, layer) in self.layers.iter().enumerate() {
+            rms_norm(
+                cpu,
+                &x,
+                &layer.input_norm,
+                self.config.norm_eps,
+                &mut normed,
+            );
+            let mixed = match &layer.mixer {
+                Weights::Attention(attention) => {
+                    let mut parts: Vec<_> = segments
+                        .iter_mut()
+                        .zip(&spans)
+                        .map(|(s, span)| match &mut s.state.layers[index] {
+                            LayerState::Attention(cache) => {
+                                (span.clone(), s.rows, s.state.len, cache)
+                            }
+                            LayerState::Delta { .. } => unreachable!("layer {index} is attention"),
+                        })
+                        .collect();
+                    attention.forward(cpu, &normed, rows, &mut parts)
+                }
+                Weights::Delta(delta) => {
+                    let mut parts: Vec<_> = segments
+                        .iter_mut()
+                        .zip(&spans)
+                        .map(|(s, span)| match &mut s.state.layers[index] {
+                            LayerState::Delta { window, memory } => {
+                                (span.clone(), s.rows, window, memory)
+                            }
+                            LayerState::Attention(_) => unreachable!("layer {index} is recurrent"),
+                        })
+                        .collect();
+                    delta.forward(cpu, &normed, rows, &mut parts, &mut pending)
+                }
+            };
+            add_assign(cpu, &mut x, &mixed);
+            drop(mixed);
+            rms_norm(cpu, &x, &layer.post_norm, self.config.norm_eps, &mut normed);
+            let out = layer.mlp.forward(cpu, &normed, rows);
+            add_assign(cpu, &mut x, &out);
+            for (place, _) in wanted
+                .taps
+                .iter()
+                .enumerate()
+                .filter(|&(_, &tap)| tap == index)
+            {
+                let width = hidden * wanted.taps.len();
+                for (to, from) in features.chunks_exact_mut(width).zip(x.chunks_exact(hidden)) {
+                    to[place * hidden..][..hidden].copy_from_slice(from);
+                }
+            }
+        }
+
+        let logit_rows: usize = segments
+            .iter()
+            .map(|s| s.logit_rows.min(s.rows.tokens().len()))
+            .sum();
+        let mut last = cpu.scratch(logit_rows * hidden);
+        let mut to = last.chunks_exact_mut(hidden);
+        for (segment, span) in segments.iter().zip(&spans) {
+            let from = span.of(&x, hidden);
+            let skipped = span.len() - segment.logit_rows.min(span.len());
+            for (from, to) in from.chunks_exact(hidden).skip(skipped).zip(&mut to) {
+                to.copy_from_slice(from);
+            }
+        }
+        let mut final_hidden = cpu.scratch(logit_rows * hidden);
+        rms_norm(
+            cpu,
+            &last,
+            &self.norm,
+            self.config.norm_eps,
+            &mut final_hidden,
+        );
+        let mut logits = vec![0.0; logit_rows * self.config.vocab_size];
+        linear(cpu, &self.head, &final_hidden, &mut logits);
+
+        for (segment, replays) in segments.iter_mut().zip(pending) {
+            match segment.rows {
+                Rows::Chain(tokens) => {
+                    segment.state.len += tokens.len();
+                    segment.state.pending = None;
+                }
+                Rows::Tree(tree) => {
+                    segment.state.pending = Some(Pending {
+                        tree: tree.clone(),
+                        replays,
+                    });
+                }
+            }
+        }
+        Ok(PassOutput {
+            logits,
+            features,
+            hidden: if wanted.hidden {
+                final_hidden.to_vec()
+            } else {
+                Vec::new()
+            },
+        })
+    }
+
+    fn check_length(&self, needed: usize) -> Result<(), Error> {
+        let longest = self.config.max_position;
+        if needed > longest {
+            Err(Error::TooLong { needed, longest })
+        } else {
+            Ok(())
+        }
+    }
+
+    fn check_tokens(&self, tokens: &[u32]) -> Result<(), Error> {
+        let vocab_size = self.config.vocab_size;
+        match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(Error::Token { token, vocab_size }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Layer {
+    fn load(
+        checkpoint: &Checkpoint,
+        config: &ModelConfig,
+        index: usize,
+        mixer: Mixer,
+        rope: &Arc<Rope>,
+    ) -> Result<Self, Error> {
+        let prefix = format!("model.layers.{index}");
+        let norm = |name: &str| {
+            norm_weight(
+                checkpoint,
+                config,
+                &format!("{prefix}.{name}"),
+                config.hidden_size,
+            )
+        };
+        Ok(Self {
+            input_norm: norm("input_layernorm")?,
+            mixer: match mixer {
+                Mixer::Attention => Weights::Attention(Attention::load(
+                    checkpoint,
+                    config,
+                    &format!("{prefix}.self_attn"),
+                    rope.clone(),
+                )?),
+                Mixer::Delta => Weights::Delta(Delta::load(
+                    checkpoint,
+                    config,
+                    &format!("{prefix}.linear_attn"),
+                )?),
+            },
+            post_norm: norm("post_attention_layernorm")?,
+            mlp: Mlp::load(checkpoint, config, &format!("{prefix}.mlp"))?,
+        })
+    }
+}
+
+/// Where each segment's rows lie in the pass.
+fn spans(segments: &[Segment<'_>]) -> Vec<Span> {
+    let mut start = 0;
+    segments
+        .iter()
+        .map(|segment| {
+            let end = start + segment.rows.tokens().len();
+            let span = Span { start, end };
+            start = end;
+            span
+        })
+        .collect()
+}
+
+/// The factor of an RMS norm: the stored weight, or one more than it where the family says so.
+pub(crate) fn norm_weight(
+    checkpoint: &Checkpoint,
+    config: &ModelConfig,
+    name: &str,
+    len: usize,
+) -> Result<Vec<f32>, Error> {
+    let mut weight = checkpoint.vector(&format!("{name}.weight"), len)?;
+    if config.norm_plus_one {
+        weight.iter_mut().for_each(|w| *w += 1.0);
+    }
+    Ok(weight)
+}
+
+/// Projections that read the same input, as one product whose outputs stand side by side.
+pub(crate) fn projection(
+    checkpoint: &Checkpoint,
+    prefix: &str,
+    parts: &[(&str, usize)],
+    inputs: usize,
+    bias: bool,
+) -> Result<Linear, Error> {
+    let mut matrices = Vec::with_capacity(parts.len());
+    let mut biases = Vec::new();
+    for (part, outputs) in parts {
+        matrices.push(checkpoint.matrix(&format!("{prefix}.{part}.weight"), *outputs, inputs)?);
+        if bias {
+            biases.extend(checkpoint.vector(&format!("{prefix}.{part}.bias"), *outputs)?);
+        }
+    }
+    Linear::new(matrices, bias.then_some(biases)).map_err(|reason| Error::Layer {
+        name: prefix.to_string(),
+        reason: reason.to_string(),
+    })
+}

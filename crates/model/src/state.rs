@@ -1,0 +1,100 @@
+//! What one sequence remembers between passes.
+
+use kozue_kernels::{ConvState, Cpu, DeltaState, KvCache};
+
+use crate::delta::DeltaReplay;
+use crate::{Error, Tree};
+
+/// The memory of one sequence: KV caches of the attention layers, recurrent states and
+/// convolution windows of the Gated DeltaNet layers.
+#[derive(Clone)]
+pub struct State {
+    pub(crate) len: usize,
+    pub(crate) layers: Vec<LayerState>,
+    pub(crate) pending: Option<Pending>,
+}
+
+/// The memory of one layer.
+#[derive(Clone)]
+pub(crate) enum LayerState {
+    Attention(KvCache),
+    Delta {
+        window: ConvState,
+        memory: DeltaState,
+    },
+}
+
+/// A verified tree that waits for its commit. Attention keeps the nodes' keys and values in the
+/// slots past the end of its cache; Gated DeltaNet keeps what it needs to replay the recurrence.
+#[derive(Clone)]
+pub(crate) struct Pending {
+    pub(crate) tree: Tree,
+    pub(crate) replays: Vec<DeltaReplay>,
+}
+
+impl State {
+    pub(crate) fn new(layers: Vec<LayerState>) -> Self {
+        Self {
+            len: 0,
+            layers,
+            pending: None,
+        }
+    }
+
+    /// Number of tokens that the sequence holds.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no token has been read yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        self.layers
+            .iter()
+            .map(|layer| match layer {
+                LayerState::Attention(cache) => cache.bytes(),
+                LayerState::Delta { window, memory } => window.bytes() + memory.bytes(),
+            })
+            .sum()
+    }
+
+    /// Advances the state along `path`, nodes of the tree verified last, root first.
+    ///
+    /// The result has the same bits as reading those tokens one by one. An empty path drops the
+    /// tree and leaves the state as it was.
+    ///
+    /// # Errors
+    /// If no tree waits, or `path` is not a path of it from its root; the state is unchanged.
+    pub fn commit(&mut self, cpu: &Cpu, path: &[usize]) -> Result<(), Error> {
+        let pending = self
+            .pending
+            .as_ref()
+            .ok_or_else(|| Error::Tree("no tree waits for a commit".into()))?;
+        pending.tree.check_path(path)?;
+        let pending = self.pending.take().expect("seen above");
+        if path.is_empty() {
+            return Ok(());
+        }
+        let mut replays = pending.replays.iter();
+        for layer in &mut self.layers {
+            match layer {
+                LayerState::Attention(cache) => {
+                    for (depth, &node) in path.iter().enumerate() {
+                        // Parents come first, so node >= depth and nothing still needed is lost.
+                        cache.copy_slot(self.len + node, self.len + depth);
+                    }
+                }
+                LayerState::Delta { window, memory } => {
+                    let replay = replays.next().expect("one for each layer");
+                    replay.run(cpu, window, memory, path);
+                }
+            }
+        }
+        self.len += path.len();
+        Ok(())
+    }
+}

@@ -1,0 +1,94 @@
+//! The tiny checkpoints of tests/reference and what is known of them.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::path::PathBuf;
+
+use kozue_checkpoint::Checkpoint;
+use kozue_kernels::KvType;
+use kozue_model::Model;
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+pub struct Tiny {
+    pub model: Model,
+    described: Value,
+    tensors: Vec<u8>,
+}
+
+pub struct Prompt {
+    pub prompt: Vec<u32>,
+    pub greedy: Vec<u32>,
+    pub logit_positions: Vec<usize>,
+    pub prompt_logits: Vec<f32>,
+    pub logit_steps: Vec<usize>,
+    pub step_logits: Vec<f32>,
+}
+
+pub fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny")
+}
+
+/// Names of all checkpoints that have expected results.
+pub fn all() -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().join("expected.json").exists())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    assert!(names.len() >= 4, "found only {names:?}");
+    names
+}
+
+impl Tiny {
+    pub fn open(name: &str) -> Self {
+        let path = folder().join(name);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        Self {
+            model: Model::load(&checkpoint, KvType::F32).unwrap(),
+            described: serde_json::from_slice(&std::fs::read(path.join("expected.json")).unwrap())
+                .unwrap(),
+            tensors: std::fs::read(path.join("expected.safetensors")).unwrap(),
+        }
+    }
+
+    pub fn tensor(&self, name: &str) -> Vec<f32> {
+        let file = SafeTensors::deserialize(&self.tensors).unwrap();
+        let bytes = file.tensor(name).unwrap().data();
+        bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .collect()
+    }
+
+    pub fn prompt(&self, key: &str) -> Prompt {
+        let described = &self.described["prompts"][key];
+        let ids =
+            |field: &str| -> Vec<u32> { serde_json::from_value(described[field].clone()).unwrap() };
+        let places = |field: &str| {
+            ids(field)
+                .into_iter()
+                .map(|id| id as usize)
+                .collect::<Vec<usize>>()
+        };
+        Prompt {
+            prompt: ids("prompt"),
+            greedy: ids("greedy"),
+            logit_positions: places("logit_positions"),
+            prompt_logits: self.tensor(&format!("{key}.prompt_logits")),
+            logit_steps: places("logit_steps"),
+            step_logits: self.tensor(&format!("{key}.step_logits")),
+        }
+    }
+}
+
+pub fn argmax(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (id, logit) in logits.iter().enumerate() {
+        if *logit > logits[best] {
+            best = id;
+        }
+    }
+    best as u32
+}
