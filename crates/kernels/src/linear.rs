@@ -12,8 +12,14 @@
 //!
 //! and the bias is added last. Dense matrices: see `dense`.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod input;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 
 use input::Input;
 
@@ -26,6 +32,9 @@ use crate::packed::{BLOCK, PackedMatrix, TILE};
 
 /// Rows taken at a time: bounds the memory of the quantised input and keeps it in the cache.
 const SLAB: usize = 512;
+/// From this number of rows on, AMX is faster than VNNI.
+#[cfg(target_arch = "x86_64")]
+const AMX_ROWS: usize = 3;
 
 /// A linear layer.
 #[derive(Clone)]
@@ -280,6 +289,7 @@ impl Rows {
     }
 }
 
+/// The sums of the outputs of `blocks` of a tile, [row][64]; see `portable::tile`.
 fn packed_tile(
     isa: Isa,
     matrix: &PackedMatrix,
@@ -288,9 +298,23 @@ fn packed_tile(
     input: &Input<'_>,
     sums: &mut [f32],
 ) {
-    let _ = isa;
-    portable::tile(matrix, tile, blocks, input, sums);
+    match isa {
+        // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the callers'
+        // sums have room for all rows of the input's blocks.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Amx if input.m >= AMX_ROWS => unsafe { amx::tile(matrix, tile, blocks, input, sums) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Amx | Isa::Avx512Vnni => unsafe { vnni::tile(matrix, tile, blocks, input, sums) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx2 => unsafe { avx2::tile(matrix, tile, blocks, input, sums) },
+        _ => portable::tile(matrix, tile, blocks, input, sums),
+    }
 }
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::peak as amx_peak;
 
 #[cfg(test)]
 mod tests;

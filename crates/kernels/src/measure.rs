@@ -100,7 +100,13 @@ fn multiply(isa: Isa) -> i32 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Cpu` holds only an instruction set that this machine has.
-        Isa::Avx512Vnni | Isa::Amx => unsafe { x86::multiply_vnni() },
+        Isa::Amx => unsafe {
+            crate::linear::amx_peak(MACS);
+            0
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
+        Isa::Avx512Vnni => unsafe { x86::multiply_vnni() },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::multiply_avx2() },

@@ -28,7 +28,7 @@ pub(crate) struct Input<'a> {
     pub rows: usize,
     /// Groups along k.
     pub groups: usize,
-    /// Inputs rounded up to a multiple of 64.
+    /// Inputs rounded up to the group and to 64.
     pub width: usize,
     /// [block][width / 64][row][64]
     pub codes: Scratch<'a, i8>,
@@ -51,7 +51,7 @@ impl<'a> Input<'a> {
         let rows = block_rows(m);
         let blocks = m.div_ceil(rows);
         let groups = k.div_ceil(group);
-        let width = k.next_multiple_of(64);
+        let width = (groups * group).next_multiple_of(64);
         let mut codes = cpu.scratch::<i8>(blocks * rows * width);
         let mut scales = cpu.scratch::<f32>(blocks * rows * groups);
         let mut sums = cpu.scratch::<i32>(blocks * rows * groups);
@@ -77,7 +77,7 @@ impl<'a> Input<'a> {
             };
             if i >= m {
                 for g in 0..groups {
-                    put(g, &[0; 128][..group.min(width - g * group)], 0.0, 0);
+                    put(g, &[0; 128][..group], 0.0, 0);
                 }
                 return;
             }
@@ -89,7 +89,7 @@ impl<'a> Input<'a> {
             for (g, values) in values.chunks(group).enumerate() {
                 let mut codes = [0; 128];
                 let (scale, sum) = quantize_group(values, &mut codes);
-                put(g, &codes[..group.min(width - g * group)], scale, sum);
+                put(g, &codes[..group], scale, sum);
             }
         };
         // A region costs about as much as quantising a few thousand values.
