@@ -1,11 +1,25 @@
 //! From a prompt to its answer: text to tokens and back, chat templates, sampling, stopping,
 //! sessions, and what they cost.
 
+pub mod answer;
+pub mod chat;
+pub mod conversation;
+pub mod energy;
 pub mod error;
+pub mod memory;
 pub mod noise;
 pub mod sampler;
 pub mod sampling;
+pub mod session;
+pub mod stats;
 pub mod stop;
+pub mod streaming;
+pub mod target;
+pub mod thinking;
+pub mod tokenizer;
 pub mod transcendental;
 
+pub use answer::{Answer, FinishReason};
 pub use error::Error;
+pub use session::{Event, Request, Session};
+pub use target::LanguageModel;
