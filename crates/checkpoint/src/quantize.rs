@@ -3,31 +3,31 @@
 //! Matrices are read, rotated, quantised and written in slices of rows, so the memory that a
 //! conversion takes depends on the width of the model and not on its size.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+mod plan;
+mod report;
+
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
-use kozue_kernels::hadamard::BLOCK as ROTATED;
 use kozue_kernels::packed::TILE;
-use kozue_kernels::{Cpu, QuantError, Quantized, Quantizer, Rotation, ZeroKind, Zeros, pack};
-use serde_json::{Map, Value, json};
+use kozue_kernels::{
+    AlignedBytes, Cpu, PackedSpec, QuantError, Quantized, Quantizer, Rotation, ZeroKind, Zeros,
+    pack,
+};
 
 use crate::Checkpoint;
-use crate::config::config_json;
-use crate::destination::{Destination, check_target, is_kozue, write_file};
+use crate::destination::{Destination, check_target, is_kozue};
 use crate::error::Error;
-use crate::fields::pretty;
-use crate::kozue::{CONFIG_KEY, FORMAT_VERSION, PackedEntry, SIGNS, format_name};
-use crate::layout::{Role, layout};
+use crate::kozue::format_name;
 use crate::safetensors::Dtype;
-use crate::text::text_files;
 use crate::writer::{Planned, Writer};
 
-/// Seed of the signs; the signs themselves are stored, so it may change at any time.
-const SEED: u64 = 0x6b6f_7a75_6500_0001;
+use plan::{Action, Plan, Step};
+use report::write_texts;
+pub use report::{Report, TensorReport};
+
 /// Rows quantised at a time, a whole number of tiles.
 const SLICE: usize = 8 * TILE;
 
@@ -60,45 +60,6 @@ pub struct Progress<'a> {
     pub done: u64,
     /// Weights in the whole model.
     pub total: u64,
-}
-
-/// What became of one tensor.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TensorReport {
-    /// Hugging Face name.
-    pub name: String,
-    /// Dimensions, outputs first.
-    pub shape: Vec<usize>,
-    /// How it was stored in the source, and how it is now.
-    pub from: String,
-    /// See `from`.
-    pub to: String,
-    /// Bytes that it takes now.
-    pub bytes: u64,
-    /// Root mean square of the error relative to that of the weights; none if nothing was lost.
-    pub relative_error: Option<f64>,
-    /// Why a matrix was not quantised.
-    pub note: Option<String>,
-}
-
-/// What [`quantize`] did.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Report {
-    /// In the order of the new file.
-    pub tensors: Vec<TensorReport>,
-    /// Bytes of the source's tensors that were used.
-    pub bytes_before: u64,
-    /// Bytes of all tensors written, signs included.
-    pub bytes_after: u64,
-    /// Weights of the model.
-    pub weights: u64,
-}
-
-impl Report {
-    /// Bits that a weight takes on average, scales and unquantised tensors included.
-    pub fn bits_per_weight(&self) -> f64 {
-        8.0 * self.bytes_after as f64 / self.weights as f64
-    }
 }
 
 /// Convert the model at `source` (a Hugging Face directory or a GGUF file) into a new directory
@@ -160,140 +121,6 @@ pub fn quantize(
     write_texts(&checkpoint, source, destination.dir(), options, &report)?;
     destination.finish()?;
     Ok(report)
-}
-
-/// What is done with one tensor.
-struct Step {
-    name: String,
-    shape: Vec<usize>,
-    from: String,
-    bytes_before: u64,
-    action: Action,
-    note: Option<String>,
-}
-
-enum Action {
-    /// Packed, rotated by the signs of this name.
-    Pack(String),
-    /// Kept as floats of this type.
-    Keep(Dtype),
-}
-
-/// Everything that is known before the first weight is read.
-struct Plan {
-    quantizer: Quantizer,
-    steps: Vec<Step>,
-    rotations: BTreeMap<String, Rotation>,
-    weights: u64,
-}
-
-impl Plan {
-    fn new(checkpoint: &Checkpoint, options: Options) -> Result<Plan, Error> {
-        let wrong = |error: kozue_kernels::Error| Error::file(checkpoint.path(), error.to_string());
-        let quantizer = match options.size {
-            Size::M => Quantizer::int4(options.group),
-            Size::L => Quantizer::int8(options.group),
-        };
-        let quantizer = quantizer.map_err(wrong)?;
-        let infos: BTreeMap<&str, _> = checkpoint
-            .tensors()
-            .into_iter()
-            .map(|info| (info.name.as_str(), info))
-            .collect();
-        let mut plan = Plan {
-            quantizer,
-            steps: Vec::new(),
-            rotations: BTreeMap::new(),
-            weights: 0,
-        };
-        for slot in layout(&checkpoint.description().config) {
-            let Some(info) = infos.get(slot.name.as_str()) else {
-                return Err(Error::missing(checkpoint.path(), &slot.name));
-            };
-            plan.weights += slot.shape.iter().product::<usize>() as u64;
-            let stored = match info.format.as_str() {
-                "BF16" => Dtype::Bf16,
-                "F16" => Dtype::F16,
-                // Quantised by another program: its values as they are.
-                _ => Dtype::F32,
-            };
-            let (action, note) = match (slot.role, &slot.shape[..]) {
-                (Role::Matrix, &[_, k]) if k.is_multiple_of(ROTATED) => {
-                    let signs = format!("{SIGNS}{k}");
-                    if !plan.rotations.contains_key(&signs) {
-                        let rotation = Rotation::from_seed(k, SEED).map_err(wrong)?;
-                        plan.rotations.insert(signs.clone(), rotation);
-                    }
-                    (Action::Pack(signs), None)
-                }
-                (Role::Matrix, &[_, k]) => {
-                    let kept = if stored == Dtype::F32 {
-                        Dtype::Bf16
-                    } else {
-                        stored
-                    };
-                    let note = format!("kept dense: {k} inputs are no multiple of {ROTATED}");
-                    (Action::Keep(kept), Some(note))
-                }
-                _ => (Action::Keep(stored), None),
-            };
-            plan.steps.push(Step {
-                name: slot.name,
-                shape: slot.shape,
-                from: info.format.clone(),
-                bytes_before: info.bytes,
-                action,
-                note,
-            });
-        }
-        // Packed tensors take whole cache lines and come first; then wider values before
-        // narrower ones, so that every tensor is aligned without padding between them.
-        plan.steps.sort_by_key(|step| match step.action {
-            Action::Pack(_) => 0,
-            Action::Keep(dtype) => 8 - dtype.size(),
-        });
-        Ok(plan)
-    }
-
-    /// What the header lists, in order.
-    fn tensors(&self) -> Vec<Planned> {
-        let steps = self.steps.iter().map(|step| {
-            let name = step.name.clone();
-            match step.action {
-                Action::Pack(_) => {
-                    let bytes = self.quantizer.spec(step.shape[0], step.shape[1]).bytes();
-                    Planned {
-                        name,
-                        dtype: Dtype::U8,
-                        shape: vec![bytes],
-                    }
-                }
-                Action::Keep(dtype) => Planned {
-                    name,
-                    dtype,
-                    shape: step.shape.clone(),
-                },
-            }
-        });
-        let signs = self.rotations.iter().map(|(name, rotation)| Planned {
-            name: name.clone(),
-            dtype: Dtype::I8,
-            shape: vec![rotation.k()],
-        });
-        steps.chain(signs).collect()
-    }
-
-    fn metadata(&self) -> BTreeMap<String, String> {
-        let mut metadata = BTreeMap::from([("format".to_owned(), "kozue".to_owned())]);
-        for step in &self.steps {
-            if let Action::Pack(signs) = &step.action {
-                let spec = self.quantizer.spec(step.shape[0], step.shape[1]);
-                let entry = PackedEntry::new(&spec, Some(signs.clone()));
-                metadata.insert(step.name.clone(), json!(entry).to_string());
-            }
-        }
-        metadata
-    }
 }
 
 /// A conversion under way.
@@ -390,22 +217,15 @@ impl Run<'_> {
     ) -> Result<(), Error> {
         rows.resize(count * k, 0.0);
         let source = &self.checkpoint.source;
-        let parts: Vec<Mutex<(&mut [f32], Result<(), Error>)>> = rows
-            .chunks_mut(TILE * k)
-            .map(|part| Mutex::new((part, Ok(()))))
-            .collect();
+        let parts: Vec<Mutex<&mut [f32]>> = rows.chunks_mut(TILE * k).map(Mutex::new).collect();
+        let failed = Mutex::new(None);
         self.cpu.run(parts.len(), &|part| {
-            let mut slot = parts[part]
-                .lock()
-                .unwrap_or_else(|poison| poison.into_inner());
-            let (rows, result) = &mut *slot;
-            *result = source.rows(name, k, first + part * TILE, rows);
+            let mut rows = locked(&parts[part]);
+            if let Err(error) = source.rows(name, k, first + part * TILE, &mut rows) {
+                *locked(&failed) = Some(error);
+            }
         });
-        parts.into_iter().try_for_each(|part| {
-            part.into_inner()
-                .unwrap_or_else(|poison| poison.into_inner())
-                .1
-        })
+        locked(&failed).take().map_or(Ok(()), Err)
     }
 
     fn wrong(&self, name: &str, first: usize, error: kozue_kernels::Error) -> Error {
@@ -431,16 +251,13 @@ impl Run<'_> {
 }
 
 /// The packed bytes of a slice, one part for each tile of rows.
-fn pack_tiles(
-    cpu: &Cpu,
-    slice: &Quantized,
-) -> Vec<Result<kozue_kernels::AlignedBytes, kozue_kernels::Error>> {
+fn pack_tiles(cpu: &Cpu, slice: &Quantized) -> Vec<Result<AlignedBytes, kozue_kernels::Error>> {
     let whole = *slice.spec();
     let (k, groups) = (whole.k, whole.groups());
     let parts: Vec<_> = (0..whole.tiles()).map(|_| Mutex::new(None)).collect();
     cpu.run(parts.len(), &|tile| {
         let rows = tile * TILE..((tile + 1) * TILE).min(whole.n);
-        let spec = kozue_kernels::PackedSpec {
+        let spec = PackedSpec {
             n: rows.len(),
             ..whole
         };
@@ -455,18 +272,18 @@ fn pack_tiles(
             scales,
             zeros,
         );
-        *parts[tile]
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner()) = Some(bytes);
+        *locked(&parts[tile]) = Some(bytes);
     });
     // `run` returns after every task, so no part is empty.
     parts
-        .into_iter()
-        .filter_map(|part| {
-            part.into_inner()
-                .unwrap_or_else(|poison| poison.into_inner())
-        })
+        .iter()
+        .filter_map(|part| locked(part).take())
         .collect()
+}
+
+/// A lock's content, also after a panic elsewhere, which then ends the whole run anyway.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Floats as they are stored; what rounding loses is added to `error`.
@@ -493,76 +310,4 @@ fn encode(dtype: Dtype, values: &[f32], error: &mut QuantError) -> Vec<u8> {
         error.squared_norm += f64::from(value).powi(2);
     }
     bytes
-}
-
-/// config.json, the text side, the report, and the licence of the source.
-fn write_texts(
-    checkpoint: &Checkpoint,
-    source: &Path,
-    dir: &Path,
-    options: Options,
-    report: &Report,
-) -> Result<(), Error> {
-    let description = checkpoint.description();
-    let mut config = config_json(&description.config);
-    config.insert(
-        CONFIG_KEY.to_owned(),
-        mark(&description.name, options, report),
-    );
-    write_file(&dir.join("config.json"), &pretty(config))?;
-    for (name, text) in text_files(description) {
-        write_file(&dir.join(name), &text)?;
-    }
-    write_file(&dir.join("quantization.json"), &pretty(report_json(report)))?;
-    if source.is_dir() {
-        copy_licence(source, dir)?;
-    }
-    Ok(())
-}
-
-fn mark(source: &str, options: Options, report: &Report) -> Value {
-    json!({
-        "version": FORMAT_VERSION,
-        "size": match options.size { Size::M => "M", Size::L => "L" },
-        "group": options.group,
-        "bits_per_weight": (report.bits_per_weight() * 1000.0).round() / 1000.0,
-        "source": source,
-    })
-}
-
-fn report_json(report: &Report) -> Map<String, Value> {
-    let tensors = report.tensors.iter().map(|tensor| {
-        let mut map = Map::new();
-        map.insert("from".to_owned(), json!(tensor.from));
-        map.insert("to".to_owned(), json!(tensor.to));
-        if let Some(error) = tensor.relative_error {
-            map.insert(
-                "relative_error".to_owned(),
-                json!((error * 1e6).round() / 1e6),
-            );
-        }
-        if let Some(note) = &tensor.note {
-            map.insert("note".to_owned(), json!(note));
-        }
-        (tensor.name.clone(), Value::Object(map))
-    });
-    Map::from_iter([("tensors".to_owned(), Value::Object(tensors.collect()))])
-}
-
-/// Licences travel with the weights that they cover.
-fn copy_licence(source: &Path, dir: &Path) -> Result<(), Error> {
-    let entries = fs::read_dir(source).map_err(Error::io(source, "read"))?;
-    let mut seen = BTreeSet::new();
-    for entry in entries.filter_map(Result::ok) {
-        let name = entry.file_name();
-        let upper = name.to_string_lossy().to_uppercase();
-        let covers = ["LICENSE", "LICENCE", "NOTICE"]
-            .iter()
-            .any(|word| upper.starts_with(word));
-        if covers && entry.path().is_file() && seen.insert(name.clone()) {
-            let to = dir.join(&name);
-            fs::copy(entry.path(), &to).map_err(Error::io(&to, "write"))?;
-        }
-    }
-    Ok(())
 }

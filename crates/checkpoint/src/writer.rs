@@ -98,3 +98,41 @@ fn header(plan: &[Planned], metadata: &BTreeMap<String, String>) -> (Vec<u8>, u6
     header.append(&mut text);
     (header, offset)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(len: usize) -> [Planned; 1] {
+        [Planned {
+            name: "a".to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![len],
+        }]
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn a_full_disk_is_one_line() {
+        let full = Path::new("/dev/full");
+        let error = Writer::create(full, &plan(4), &BTreeMap::new()).err();
+        assert_eq!(
+            error.expect("a full disk takes nothing").to_string(),
+            "/dev/full: cannot write: No space left on device (os error 28)"
+        );
+    }
+
+    #[test]
+    fn data_that_fall_short_are_an_error() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("short");
+        let mut writer = Writer::create(&path, &plan(4), &BTreeMap::new()).expect("it is writable");
+        writer.data(&[1, 2]).expect("it is writable");
+        let error = writer.finish().expect_err("2 of 4 bytes");
+        assert!(
+            error
+                .to_string()
+                .ends_with("cannot write: 2 bytes were not made")
+        );
+    }
+}

@@ -1,0 +1,152 @@
+//! What a conversion will do with each tensor, known before the first weight is read.
+
+use std::collections::BTreeMap;
+
+use kozue_kernels::hadamard::BLOCK as ROTATED;
+use kozue_kernels::{Quantizer, Rotation};
+use serde_json::json;
+
+use super::{Options, Size};
+use crate::Checkpoint;
+use crate::error::Error;
+use crate::kozue::{PackedEntry, SIGNS};
+use crate::layout::{Role, layout};
+use crate::safetensors::Dtype;
+use crate::writer::Planned;
+
+/// Seed of the signs; the signs themselves are stored, so it may change at any time.
+const SEED: u64 = 0x6b6f_7a75_6500_0001;
+
+/// What is done with one tensor.
+pub(super) struct Step {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub from: String,
+    pub bytes_before: u64,
+    pub action: Action,
+    pub note: Option<String>,
+}
+
+pub(super) enum Action {
+    /// Packed, rotated by the signs of this name.
+    Pack(String),
+    /// Kept as floats of this type.
+    Keep(Dtype),
+}
+
+/// Everything that is known before the first weight is read.
+pub(super) struct Plan {
+    pub quantizer: Quantizer,
+    pub steps: Vec<Step>,
+    pub rotations: BTreeMap<String, Rotation>,
+    pub weights: u64,
+}
+
+impl Plan {
+    pub fn new(checkpoint: &Checkpoint, options: Options) -> Result<Plan, Error> {
+        let wrong = |error: kozue_kernels::Error| Error::file(checkpoint.path(), error.to_string());
+        let quantizer = match options.size {
+            Size::M => Quantizer::int4(options.group),
+            Size::L => Quantizer::int8(options.group),
+        };
+        let quantizer = quantizer.map_err(wrong)?;
+        let infos: BTreeMap<&str, _> = checkpoint
+            .tensors()
+            .into_iter()
+            .map(|info| (info.name.as_str(), info))
+            .collect();
+        let mut plan = Plan {
+            quantizer,
+            steps: Vec::new(),
+            rotations: BTreeMap::new(),
+            weights: 0,
+        };
+        for slot in layout(&checkpoint.description().config) {
+            let Some(info) = infos.get(slot.name.as_str()) else {
+                return Err(Error::missing(checkpoint.path(), &slot.name));
+            };
+            plan.weights += slot.shape.iter().product::<usize>() as u64;
+            let stored = match info.format.as_str() {
+                "BF16" => Dtype::Bf16,
+                "F16" => Dtype::F16,
+                // Quantised by another program: its values as they are.
+                _ => Dtype::F32,
+            };
+            let (action, note) = match (slot.role, &slot.shape[..]) {
+                (Role::Matrix, &[_, k]) if k.is_multiple_of(ROTATED) => {
+                    let signs = format!("{SIGNS}{k}");
+                    if !plan.rotations.contains_key(&signs) {
+                        let rotation = Rotation::from_seed(k, SEED).map_err(wrong)?;
+                        plan.rotations.insert(signs.clone(), rotation);
+                    }
+                    (Action::Pack(signs), None)
+                }
+                (Role::Matrix, &[_, k]) => {
+                    let kept = if stored == Dtype::F32 {
+                        Dtype::Bf16
+                    } else {
+                        stored
+                    };
+                    let note = format!("kept dense: {k} inputs are no multiple of {ROTATED}");
+                    (Action::Keep(kept), Some(note))
+                }
+                _ => (Action::Keep(stored), None),
+            };
+            plan.steps.push(Step {
+                name: slot.name,
+                shape: slot.shape,
+                from: info.format.clone(),
+                bytes_before: info.bytes,
+                action,
+                note,
+            });
+        }
+        // Packed tensors take whole cache lines and come first; then wider values before
+        // narrower ones, so that every tensor is aligned without padding between them.
+        plan.steps.sort_by_key(|step| match step.action {
+            Action::Pack(_) => 0,
+            Action::Keep(dtype) => 8 - dtype.size(),
+        });
+        Ok(plan)
+    }
+
+    /// What the header lists, in order.
+    pub fn tensors(&self) -> Vec<Planned> {
+        let steps = self.steps.iter().map(|step| {
+            let name = step.name.clone();
+            match step.action {
+                Action::Pack(_) => {
+                    let bytes = self.quantizer.spec(step.shape[0], step.shape[1]).bytes();
+                    Planned {
+                        name,
+                        dtype: Dtype::U8,
+                        shape: vec![bytes],
+                    }
+                }
+                Action::Keep(dtype) => Planned {
+                    name,
+                    dtype,
+                    shape: step.shape.clone(),
+                },
+            }
+        });
+        let signs = self.rotations.iter().map(|(name, rotation)| Planned {
+            name: name.clone(),
+            dtype: Dtype::I8,
+            shape: vec![rotation.k()],
+        });
+        steps.chain(signs).collect()
+    }
+
+    pub fn metadata(&self) -> BTreeMap<String, String> {
+        let mut metadata = BTreeMap::from([("format".to_owned(), "kozue".to_owned())]);
+        for step in &self.steps {
+            if let Action::Pack(signs) = &step.action {
+                let spec = self.quantizer.spec(step.shape[0], step.shape[1]);
+                let entry = PackedEntry::new(&spec, Some(signs.clone()));
+                metadata.insert(step.name.clone(), json!(entry).to_string());
+            }
+        }
+        metadata
+    }
+}

@@ -1,0 +1,554 @@
+//! Kozue's own format: what is written reads back, says what was lost, and appears whole or not
+//! at all.
+#![allow(missing_docs)]
+
+mod support;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use kozue_checkpoint::description::{Description, TokenizerSource};
+use kozue_checkpoint::{Checkpoint, Error, Options, Report, Size, quantize};
+use kozue_kernels::{Cpu, Matrix};
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use serde_json::{Value, json};
+use support::{Dir, Model, Tensor};
+
+const M64: Options = Options {
+    size: Size::M,
+    group: 64,
+    force: false,
+};
+
+fn convert(dir: &Dir, options: Options) -> Result<(PathBuf, Report), Error> {
+    let target = dir.root.path().join("packed");
+    let cpu = Cpu::new(Some(2));
+    quantize(&cpu, &dir.path, &target, options, &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .map(|report| (target, report))
+}
+
+fn convert_well(dir: &Dir, options: Options) -> (PathBuf, Report) {
+    convert(dir, options).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[track_caller]
+fn assert_fails(result: Result<(PathBuf, Report), Error>, expected: &str) {
+    let text = result.err().expect("no error").to_string();
+    assert!(!text.contains('\n'), "more than one line: {text}");
+    assert!(text.contains(expected), "expected {expected:?} in {text:?}");
+}
+
+fn assert_same_description(a: &Description, b: &Description) {
+    let tokenizer = |description: &Description| match &description.tokenizer {
+        TokenizerSource::Json(text) | TokenizerSource::Gguf(text) => text.clone(),
+    };
+    assert_eq!(a.config, b.config);
+    assert_eq!(tokenizer(a), tokenizer(b));
+    assert_eq!(a.chat_template, b.chat_template);
+    assert_eq!(a.bos_token, b.bos_token);
+    assert_eq!(a.eos_token, b.eos_token);
+    assert_eq!(a.generation, b.generation);
+}
+
+/// The values of a tensor, whatever it is stored as.
+fn values(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> Vec<f32> {
+    checkpoint.vector(name, shape.iter().product()).unwrap()
+}
+
+fn relative_error(a: &[f32], b: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let error: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
+    (error / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn every_family_and_size_reads_back() {
+    let models = [
+        Model::llama(),
+        Model::qwen2(),
+        Model::qwen3(),
+        Model::qwen35_multimodal(),
+    ];
+    let sizes = [(Size::M, 32), (Size::M, 64), (Size::M, 128), (Size::L, 64)];
+    for (model, (size, group)) in models
+        .iter()
+        .flat_map(|model| sizes.map(|size| (model, size)))
+    {
+        let dir = model.write();
+        dir.put(
+            "tokenizer_config.json",
+            r#"{"bos_token": "<s>", "eos_token": "<|im_end|>"}"#,
+        );
+        dir.put(
+            "generation_config.json",
+            r#"{"eos_token_id": [2, 5], "top_p": 0.8, "top_k": 20}"#,
+        );
+        dir.put("chat_template.jinja", "{{ messages }}\n");
+        dir.put("LICENSE.txt", "free\n");
+        let (path, report) = convert_well(
+            &dir,
+            Options {
+                size,
+                group,
+                force: false,
+            },
+        );
+        let (source, packed) = (open(&dir.path), open(&path));
+        assert_same_description(source.description(), packed.description());
+        assert_eq!(
+            fs::read_to_string(path.join("LICENSE.txt")).unwrap(),
+            "free\n"
+        );
+
+        let mut sizes = 0;
+        for tensor in &report.tensors {
+            let before = values(&source, &tensor.name, &tensor.shape);
+            let after = values(&packed, &tensor.name, &tensor.shape);
+            sizes += before.len() as u64;
+            match tensor.relative_error {
+                None => assert_eq!(before, after, "{}", tensor.name),
+                Some(told) => {
+                    let bound = if size == Size::M { 0.12 } else { 0.01 };
+                    let measured = relative_error(&after, &before);
+                    assert!(measured < bound, "{}: {measured}", tensor.name);
+                    // The rotation keeps lengths: what was lost behind it is lost in front.
+                    assert!(
+                        (measured / told - 1.0).abs() < 1e-3,
+                        "{measured} but told {told}"
+                    );
+                }
+            }
+        }
+        packed.finish().unwrap();
+        assert_eq!(report.weights, sizes);
+    }
+}
+
+#[test]
+fn what_is_packed_and_what_is_kept() {
+    let dir = Model::qwen35().write();
+    let (path, report) = convert_well(&dir, M64);
+    let of = |name: &str| {
+        let found = report
+            .tensors
+            .iter()
+            .find(|tensor| tensor.name.ends_with(name));
+        found.map(|tensor| tensor.to.clone()).unwrap()
+    };
+    for packed in [
+        "embed_tokens.weight",
+        "0.linear_attn.in_proj_qkv.weight",
+        "3.mlp.down_proj.weight",
+    ] {
+        assert_eq!(of(packed), "int4 group 64");
+    }
+    assert_eq!(of("0.linear_attn.A_log"), "F32");
+    for kept in [
+        "in_proj_a.weight",
+        "in_proj_b.weight",
+        "conv1d.weight",
+        "dt_bias",
+        "model.norm.weight",
+    ] {
+        assert_eq!(of(kept), "BF16");
+    }
+    let checkpoint = open(&path);
+    let Matrix::Packed(embedding) = checkpoint
+        .matrix("model.embed_tokens.weight", 96, 64)
+        .unwrap()
+    else {
+        panic!("not packed")
+    };
+    let Matrix::Packed(gate) = checkpoint
+        .matrix("model.layers.0.mlp.gate_proj.weight", 128, 64)
+        .unwrap()
+    else {
+        panic!("not packed")
+    };
+    assert_eq!(
+        embedding.rotation(),
+        gate.rotation(),
+        "one rotation for each width"
+    );
+    assert!(embedding.rotation().unwrap().signs().contains(&-1.0));
+    let Matrix::Dense(_) = checkpoint
+        .matrix("model.layers.0.linear_attn.in_proj_a.weight", 4, 64)
+        .unwrap()
+    else {
+        panic!("not dense")
+    };
+    let told: Value =
+        serde_json::from_str(&fs::read_to_string(path.join("quantization.json")).unwrap()).unwrap();
+    assert_eq!(told["tensors"]["model.embed_tokens.weight"]["from"], "BF16");
+    assert_eq!(
+        told["tensors"]["model.embed_tokens.weight"]["to"],
+        "int4 group 64"
+    );
+}
+
+#[test]
+fn packed_tensors_keep_to_cache_lines() {
+    let dir = Model::qwen35().write();
+    let (path, _) = convert_well(&dir, M64);
+    let file = fs::read(path.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    assert!((8 + length).is_multiple_of(64));
+    let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    for (name, entry) in header.as_object().unwrap() {
+        let begin = entry["data_offsets"][0].as_u64().unwrap_or(0);
+        let alignment = match entry["dtype"].as_str() {
+            Some("U8") => 64,
+            Some("F32") => 4,
+            Some("BF16" | "F16") => 2,
+            _ => 1,
+        };
+        assert!(begin.is_multiple_of(alignment), "{name} at {begin}");
+    }
+}
+
+#[test]
+fn widths_that_cannot_be_rotated_stay_dense() {
+    let mut model = Model::llama();
+    model.config["intermediate_size"] = json!(80);
+    for layer in 0..2 {
+        for (name, shape) in [("gate", [80, 64]), ("up", [80, 64]), ("down", [64, 80])] {
+            let name = format!("model.layers.{layer}.mlp.{name}_proj.weight");
+            *model.tensor(&name) = Tensor::filled(&name, "F32", &shape);
+        }
+    }
+    let dir = model.write();
+    let (path, report) = convert_well(&dir, M64);
+    let name = "model.layers.1.mlp.down_proj.weight";
+    let down = report
+        .tensors
+        .iter()
+        .find(|tensor| tensor.name == name)
+        .unwrap();
+    assert_eq!(down.to, "BF16");
+    assert_eq!(
+        down.note.as_deref(),
+        Some("kept dense: 80 inputs are no multiple of 32")
+    );
+    assert_eq!(
+        values(&open(&path), name, &[64, 80]),
+        values(&open(&dir.path), name, &[64, 80])
+    );
+    let text = fs::read_to_string(path.join("quantization.json")).unwrap();
+    assert!(text.contains("kept dense: 80 inputs are no multiple of 32"));
+}
+
+#[test]
+fn what_stands_at_the_target_is_safe() {
+    let dir = Model::qwen2().write();
+    let target = dir.root.path().join("packed");
+    let force = Options { force: true, ..M64 };
+
+    fs::write(&target, "a file").unwrap();
+    assert_fails(
+        convert(&dir, force),
+        "packed: exists and is no directory; name another place",
+    );
+    fs::remove_file(&target).unwrap();
+
+    fs::create_dir(&target).unwrap();
+    fs::write(target.join("thesis.txt"), "years of work").unwrap();
+    assert_fails(
+        convert(&dir, force),
+        "packed: exists, is not empty and is no Kozue checkpoint; name another place",
+    );
+    assert_eq!(
+        fs::read_to_string(target.join("thesis.txt")).unwrap(),
+        "years of work"
+    );
+    fs::remove_file(target.join("thesis.txt")).unwrap();
+
+    convert_well(&dir, M64);
+    assert_fails(
+        convert(&dir, M64),
+        "packed: exists; use --force to replace this checkpoint",
+    );
+    convert_well(
+        &dir,
+        Options {
+            size: Size::L,
+            ..force
+        },
+    );
+    let Matrix::Packed(matrix) = open(&target)
+        .matrix("model.embed_tokens.weight", 96, 64)
+        .unwrap()
+    else {
+        panic!("not packed")
+    };
+    assert_eq!(matrix.spec().bits, 8, "replaced");
+    assert_eq!(
+        Dir::names(dir.root.path()),
+        ["packed", "tiny"],
+        "nothing else is left"
+    );
+
+    let cpu = Cpu::new(Some(1));
+    let again = dir.root.path().join("again");
+    let error = quantize(&cpu, &target, &again, M64, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.ends_with("is already quantised by Kozue; quantise the model that it was made from"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_failure_on_the_way_leaves_nothing_behind() {
+    let mut model = Model::qwen2();
+    let mut broken = vec![0.25; 64 * 128];
+    broken[70 * 64 + 3] = f32::NAN;
+    let name = "model.layers.0.mlp.down_proj.weight";
+    *model.tensor(name) = Tensor::of(name, "F32", &[64, 128], &broken);
+    let dir = model.write();
+    assert_fails(
+        convert(&dir, M64),
+        "tensor model.layers.0.mlp.down_proj.weight: weight 3 of row 35 is NaN",
+    );
+    assert_eq!(Dir::names(dir.root.path()), ["tiny"]);
+
+    // The same when an older checkpoint was to be replaced: it stays.
+    let good = Model::qwen2().write();
+    let (path, _) = convert_well(&good, M64);
+    let before = fs::read(path.join("model.safetensors")).unwrap();
+    let cpu = Cpu::new(Some(1));
+    let options = Options {
+        size: Size::L,
+        group: 64,
+        force: true,
+    };
+    let failed = quantize(&cpu, &dir.path, &path, options, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    assert!(failed.is_err());
+    assert_eq!(fs::read(path.join("model.safetensors")).unwrap(), before);
+    assert_eq!(Dir::names(good.root.path()), ["packed", "tiny"]);
+}
+
+#[test]
+fn progress_counts_up_and_can_stop_the_work() {
+    let dir = Model::qwen35().write();
+    let target = dir.root.path().join("packed");
+    let cpu = Cpu::new(Some(1));
+    let (mut last, mut calls) = (0, 0);
+    let stopped = quantize(&cpu, &dir.path, &target, M64, &mut |progress| {
+        assert!(progress.done > last && progress.done <= progress.total);
+        (last, calls) = (progress.done, calls + 1);
+        if calls == 3 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
+    assert_eq!(
+        stopped.unwrap_err().to_string(),
+        "stopped; nothing was written"
+    );
+    assert_eq!(calls, 3);
+    assert_eq!(Dir::names(dir.root.path()), ["tiny"]);
+
+    let mut end = (0, 0);
+    let report = quantize(&cpu, &dir.path, &target, M64, &mut |progress| {
+        end = (progress.done, progress.total);
+        ControlFlow::Continue(())
+    });
+    assert_eq!(end, (report.unwrap().weights, end.1));
+    assert_eq!(end.0, end.1);
+}
+
+#[test]
+fn a_target_that_cannot_be_made_is_one_line() {
+    let dir = Model::qwen2().write();
+    let file = dir.root.path().join("file");
+    fs::write(&file, "").unwrap();
+    let cpu = Cpu::new(Some(1));
+    let failed = quantize(&cpu, &dir.path, &file.join("packed"), M64, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    let text = failed.unwrap_err().to_string();
+    assert!(
+        text.contains("file") && text.contains("Not a directory"),
+        "{text}"
+    );
+    assert_fails(
+        convert(&dir, Options { group: 48, ..M64 }),
+        "packed groups are of 32, 64 or 128 inputs, not 48",
+    );
+}
+
+#[test]
+fn bits_do_not_depend_on_threads() {
+    let dir = Model::qwen3().write();
+    let file = |threads: usize| {
+        let target = dir.root.path().join(threads.to_string());
+        let cpu = Cpu::new(Some(threads));
+        quantize(&cpu, &dir.path, &target, M64, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        fs::read(target.join("model.safetensors")).unwrap()
+    };
+    assert_eq!(file(1), file(3));
+}
+
+/// A packed Qwen2 whose header was changed.
+fn with_changed_header(change: impl FnOnce(&mut Value)) -> String {
+    let dir = Model::qwen2().write();
+    let (path, _) = convert_well(&dir, M64);
+    let weights = path.join("model.safetensors");
+    let file = fs::read(&weights).unwrap();
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    change(&mut header);
+    fs::write(
+        &weights,
+        support::with_header(&header.to_string(), &file[8 + length..]),
+    )
+    .unwrap();
+    Checkpoint::open(&path).err().expect("opened").to_string()
+}
+
+#[test]
+fn damaged_packed_tensors_are_one_clear_error_each() {
+    let embedding = "model.embed_tokens.weight";
+    let says = |change: &dyn Fn(&mut Value), expected: &str| {
+        let text = with_changed_header(change);
+        assert!(text.contains(expected), "expected {expected:?} in {text:?}");
+        assert!(!text.contains('\n'), "more than one line: {text}");
+    };
+    let entry = |change: &'static dyn Fn(&mut Value)| {
+        move |header: &mut Value| {
+            let text = header["__metadata__"][embedding]
+                .as_str()
+                .unwrap()
+                .to_owned();
+            let mut entry: Value = serde_json::from_str(&text).unwrap();
+            change(&mut entry);
+            header["__metadata__"][embedding] = json!(entry.to_string());
+        }
+    };
+    says(
+        &entry(&|entry| entry["group"] = json!(48)),
+        "tensor model.embed_tokens.weight: packed groups are of 32, 64 or 128 inputs, not 48",
+    );
+    says(
+        &entry(&|entry| entry["bits"] = json!(5)),
+        "packed codes have 4 or 8 bits, not 5",
+    );
+    says(
+        &entry(&|entry| entry["bits"] = json!(8)),
+        "bits in groups of 64 takes",
+    );
+    says(
+        &entry(&|entry| entry["zero"] = json!("maximum")),
+        "its metadata are damaged: unknown variant `maximum`",
+    );
+    says(
+        &entry(&|entry| entry["signs"] = json!("hadamard.96")),
+        "its signs, hadamard.96, are missing",
+    );
+    says(
+        &entry(&|entry| entry["signs"] = json!("hadamard.128")),
+        "a rotation of width 128 does not fit a matrix of 64 inputs",
+    );
+    says(
+        &entry(&|entry| entry["shape"] = json!([1u64 << 40, 64])),
+        "1099511627776 is an absurd size",
+    );
+    says(
+        &entry(&|entry| entry["shape"] = json!([90, 64])),
+        "has shape [90, 64], but the model's settings ask for [96, 64]",
+    );
+    says(
+        &|header| {
+            drop(
+                header["__metadata__"]
+                    .as_object_mut()
+                    .unwrap()
+                    .remove(embedding),
+            )
+        },
+        "tensor model.embed_tokens.weight: is stored as U8, but F32, F16 or BF16 is needed",
+    );
+    says(
+        &|header| {
+            header["__metadata__"]["lm_head.weight"] = header["__metadata__"][embedding].clone()
+        },
+        "tensor lm_head.weight is missing",
+    );
+    says(
+        &|header| {
+            header["__metadata__"]["model.norm.weight"] = header["__metadata__"][embedding].clone()
+        },
+        "tensor model.norm.weight: is packed, but stored as BF16, not U8",
+    );
+    says(
+        &|header| header["hadamard.64"]["dtype"] = json!("U8"),
+        "tensor hadamard.64: is stored as U8, but I8 is needed",
+    );
+}
+
+#[test]
+fn damaged_signs_and_unknown_versions() {
+    let dir = Model::qwen2().write();
+    let (path, _) = convert_well(&dir, M64);
+    let weights = path.join("model.safetensors");
+    let mut file = fs::read(&weights).unwrap();
+    let last = file.len() - 1;
+    file[last] = 3;
+    fs::write(&weights, &file).unwrap();
+    let text = Checkpoint::open(&path).err().unwrap().to_string();
+    assert!(
+        text.contains("tensor hadamard.64: Hadamard sign 63 is 3, it must be 1 or -1"),
+        "{text}"
+    );
+
+    let config = path.join("config.json");
+    let mut map: Value = serde_json::from_str(&fs::read_to_string(&config).unwrap()).unwrap();
+    map["kozue"]["version"] = json!(2);
+    fs::write(&config, map.to_string()).unwrap();
+    let text = Checkpoint::open(&path).err().unwrap().to_string();
+    assert!(text.contains("config.json: kozue.version: 2 is not the version that this Kozue reads, 1; quantise the model again"), "{text}");
+}
+
+#[test]
+fn flipped_bytes_in_packed_files_never_panic() {
+    let dir = Model::qwen2().write();
+    let (path, _) = convert_well(&dir, M64);
+    let weights = path.join("model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
+    let flips = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5);
+    let mut runner = TestRunner::new(ProptestConfig::with_cases(384));
+    let outcome = runner.run(&(flips, any::<bool>()), |(flips, anywhere)| {
+        let mut file = whole.clone();
+        for (index, byte) in flips {
+            file[index.index(if anywhere { whole.len() } else { header })] = byte;
+        }
+        fs::write(&weights, file).unwrap();
+        if let Ok(checkpoint) = Checkpoint::open(&path) {
+            for info in checkpoint.tensors() {
+                let _ = checkpoint.vector(&info.name, info.shape.iter().product());
+                if let [n, k] = info.shape[..] {
+                    let _ = checkpoint.matrix(&info.name, n, k);
+                }
+            }
+        }
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
