@@ -12,21 +12,39 @@
 //!   of both m, f = exp(m - M) of either side, l = fma(l2, f2, l1 f1), a = fma(a2, f2, a1 f1).
 //!   The output is a / l.
 
+mod block;
+mod merge;
+
+mod tail;
+#[cfg(test)]
+mod tests;
+
 use half::f16;
 
 use crate::cpu::Cpu;
-use crate::kv_cache::{Element, KvCache, KvType, Layout, PAGE};
-use crate::lanes::{Kernel, LANES, Simd, dispatch};
+use crate::kv_cache::{Element, KvCache, KvType, PAGE};
+use crate::lanes::{Kernel, Simd, dispatch};
 use crate::rows::{Heads, Shared};
 
-/// What a row sees: position i at slot i for i below `prefix`, then position `prefix + i` at slot
-/// `tail[i]`. A prompt's row at position p sees prefix p + 1 and no tail; a tree's node sees the
-/// sequence before the tree as prefix and its ancestors and itself as tail.
+use block::{Block, Call, Sink};
+use tail::Tail;
+
+/// About how many queries a task takes: enough to make reading keys and values cheap, few enough
+/// for its scores to stay in the second cache.
+const QUERIES: usize = 96;
+/// Fewer multiply-adds than this are not worth another thread.
+const SERIAL: usize = 64 * 1024;
+
+/// What a row sees: position i at slot i for i of `first..prefix`, then position `prefix + i` at
+/// slot `tail[i]`. A prompt's row at position p sees prefix p + 1 and no tail; a tree's node sees
+/// the sequence before the tree as prefix and its ancestors and itself as tail.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Visible<'a> {
-    /// Positions that are their own slots.
+    /// Positions before this one are out of sight (a sliding window); 0 to see all.
+    pub first: usize,
+    /// Positions before this one are their own slots.
     pub prefix: usize,
-    /// Slots of the positions after those.
+    /// Slots of the positions after those, all of them in sight.
     pub tail: &'a [u32],
 }
 
@@ -50,118 +68,124 @@ pub fn attention(
     assert!(q_at.count.is_multiple_of(cache.kv_heads()), "query heads");
     assert_eq!(rows, visible.len(), "what every row sees");
     assert_eq!(out.len(), rows * q_at.count * q_at.dim, "output");
+    let slots = cache.slots();
     for seen in visible {
-        assert!(seen.prefix + seen.tail.len() > 0, "a row that sees nothing");
-        let slots = cache.slots();
+        assert!(
+            seen.first <= seen.prefix && seen.first < seen.prefix + seen.tail.len(),
+            "a row that sees nothing: {seen:?}"
+        );
         assert!(seen.prefix <= slots, "prefix {} of {slots}", seen.prefix);
         assert!(seen.tail.iter().all(|&t| (t as usize) < slots), "tail");
     }
+    match cache.kind() {
+        KvType::F32 => run::<f32>(cpu, cache, (q, q_at), visible, scale, out),
+        KvType::F16 => run::<f16>(cpu, cache, (q, q_at), visible, scale, out),
+    }
+}
+
+fn run<T: Element>(
+    cpu: &Cpu,
+    cache: &KvCache,
+    (q, q_at): (&[f32], Heads),
+    visible: &[Visible],
+    scale: f32,
+    out: &mut [f32],
+) {
+    let tail = Tail::new(visible);
+    let call = Call {
+        cpu,
+        pages: T::pages(cache),
+        layout: cache.layout(),
+        q,
+        q_at,
+        visible,
+        tail: &tail,
+        scale,
+    };
+    let (rows, kv_heads) = (visible.len(), cache.kv_heads());
+    let lengths = visible.iter().map(|seen| seen.prefix + seen.tail.len());
+    let chunks = lengths.clone().max().unwrap_or(0).div_ceil(PAGE);
+    let work = 2 * q_at.count * q_at.dim * lengths.sum::<usize>();
+    let parallel = work >= SERIAL && cpu.threads() > 1;
+
+    let enough = if parallel { 4 * cpu.threads() } else { 1 };
+    let group = q_at.count / kv_heads;
+    let per_block = (QUERIES / group).max(1);
+    let blocks = rows.div_ceil(per_block);
     let out = Shared::new(out);
-    cpu.run(rows * q_at.count, &|task| {
-        let (row, head) = (task / q_at.count, task % q_at.count);
-        // SAFETY: heads of the output are disjoint.
-        let out = unsafe { out.part(task * q_at.dim..(task + 1) * q_at.dim) };
-        let kernel = Plain {
-            layout: cache.layout(),
-            kv_head: head / (q_at.count / cache.kv_heads()),
-            q: &q[q_at.range(row, head)],
-            seen: visible[row],
-            scale,
-            out,
+    let each = |tasks: usize, f: &(dyn Fn(usize) + Sync)| {
+        if parallel {
+            cpu.run(tasks, f);
+        } else {
+            (0..tasks).for_each(f);
+        }
+    };
+    let rows_of = |block: usize| block * per_block..rows.min((block + 1) * per_block);
+    if kv_heads * blocks >= enough || chunks <= 1 {
+        each(kv_heads * blocks, &|task| {
+            // Later rows see more: the longest tasks first.
+            let rows = rows_of(blocks - 1 - task / kv_heads);
+            let seen = visible[rows.clone()].iter();
+            let length = seen.map(|seen| seen.prefix + seen.tail.len()).max();
+            let first = visible[rows.clone()].iter().map(|seen| seen.first).min();
+            let block = Block {
+                call: &call,
+                kv_head: task % kv_heads,
+                rows,
+                chunks: first.unwrap_or(0) / PAGE..length.unwrap_or(0).div_ceil(PAGE),
+                sink: Sink::Output(&out),
+            };
+            dispatch(cpu.isa(), block);
+        });
+        return;
+    }
+    // Too few blocks for the threads: split the chunks too, and merge in a second step.
+    let splits = enough.div_ceil(kv_heads * blocks).min(chunks);
+    let record = merge::record(cache.layout().value_stride());
+    let queries = rows * q_at.count;
+    let mut parts = cpu.scratch::<f32>(queries * chunks * record);
+    let shared = Shared::new(&mut parts);
+    each(kv_heads * blocks * splits, &|task| {
+        let (task, split) = (task / splits, task % splits);
+        let block = Block {
+            call: &call,
+            kv_head: task % kv_heads,
+            rows: rows_of(task / kv_heads),
+            chunks: split * chunks / splits..(split + 1) * chunks / splits,
+            sink: Sink::Parts(&shared, chunks),
         };
-        match cache.kind() {
-            KvType::F32 => dispatch(cpu.isa(), On(kernel, f32::pages(cache))),
-            KvType::F16 => dispatch(cpu.isa(), On(kernel, f16::pages(cache))),
+        dispatch(cpu.isa(), block);
+    });
+    let tasks = queries.min(enough);
+    each(tasks, &|task| {
+        for query in task * queries / tasks..(task + 1) * queries / tasks {
+            let at = query * chunks * record..(query + 1) * chunks * record;
+            // SAFETY: queries are disjoint, and the tasks that wrote the parts have ended.
+            let parts = unsafe { shared.part(at) };
+            let at = query * q_at.dim..(query + 1) * q_at.dim;
+            // SAFETY: queries are disjoint.
+            let out = unsafe { out.part(at) };
+            dispatch(cpu.isa(), Merge { parts, record, out });
         }
     });
 }
 
-struct Plain<'a> {
-    layout: Layout,
-    kv_head: usize,
-    q: &'a [f32],
-    seen: Visible<'a>,
-    scale: f32,
+/// Merges the parts of one query in order of their chunks.
+struct Merge<'a> {
+    parts: &'a mut [f32],
+    record: usize,
     out: &'a mut [f32],
 }
 
-struct On<'a, T>(Plain<'a>, &'a [Vec<T>]);
-
-impl<T: Element> Kernel for On<'_, T> {
+impl Kernel for Merge<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let On(kernel, pages) = self;
-        let (layout, seen) = (kernel.layout, kernel.seen);
-        let stride = layout.value_stride();
-        let total = seen.prefix + seen.tail.len();
-        let slot = |position: usize| match position.checked_sub(seen.prefix) {
-            None => position,
-            Some(i) => seen.tail[i] as usize,
-        };
-        let mut whole: Option<(f32, f32, Vec<f32>)> = None;
-        for start in (0..total).step_by(PAGE) {
-            let count = PAGE.min(total - start);
-            let mut p = [f32::NEG_INFINITY; PAGE];
-            for (i, p) in p[..count].iter_mut().enumerate() {
-                let slot = slot(start + i);
-                let keys = &pages[slot / PAGE][layout.keys(kernel.kv_head)..];
-                let block = slot % PAGE / LANES * layout.head_dim;
-                let (keys, _) = keys[block * LANES..].as_chunks::<LANES>();
-                let mut sum = s.zero();
-                for (q, keys) in kernel.q.iter().zip(keys) {
-                    sum = s.mul_add(T::load(s, keys), s.splat(*q), sum);
-                }
-                let mut lanes = [0.0; LANES];
-                s.store(s.mul(sum, s.splat(kernel.scale)), &mut lanes);
-                *p = lanes[slot % LANES];
-            }
-            let mut largest = s.splat(f32::NEG_INFINITY);
-            for p in p.chunks(LANES) {
-                largest = s.max(s.load_slice(p), largest);
-            }
-            let m = s.largest(largest);
-            let mut sum = s.zero();
-            for p in p.chunks_mut(LANES) {
-                let e = s.exp(s.sub(s.load_slice(p), s.splat(m)));
-                sum = s.add(sum, e);
-                s.store_slice(e, p);
-            }
-            let l = s.sum(sum);
-            let mut a = vec![0.0; stride];
-            for (i, p) in p[..count].iter().enumerate() {
-                let slot = slot(start + i);
-                let values = &pages[slot / PAGE][layout.values(kernel.kv_head)..];
-                let (values, _) = values[slot % PAGE * stride..][..stride].as_chunks::<LANES>();
-                for (a, v) in a.chunks_mut(LANES).zip(values) {
-                    let v = s.mul_add(s.splat(*p), T::load(s, v), s.load_slice(a));
-                    s.store_slice(v, a);
-                }
-            }
-            whole = Some(match whole {
-                None => (m, l, a),
-                Some((m1, l1, a1)) => {
-                    let larger = if m > m1 { m } else { m1 };
-                    let f1 = s.exp(s.splat(m1 - larger));
-                    let f2 = s.exp(s.splat(m - larger));
-                    let mut lanes = [0.0; LANES];
-                    s.store(
-                        s.mul_add(s.splat(l), f2, s.mul(s.splat(l1), f1)),
-                        &mut lanes,
-                    );
-                    for (a, a1) in a.chunks_mut(LANES).zip(a1.chunks(LANES)) {
-                        let before = s.mul(s.load_slice(a1), f1);
-                        s.store_slice(s.mul_add(s.load_slice(a), f2, before), a);
-                    }
-                    (larger, lanes[0], a)
-                }
-            });
+        let (whole, rest) = self.parts.split_at_mut(self.record);
+        for part in rest.chunks_exact(self.record) {
+            merge::merge(s, whole, part);
         }
-        if let Some((_, l, a)) = whole {
-            for (out, a) in kernel.out.chunks_mut(LANES).zip(a.chunks(LANES)) {
-                s.store_slice(s.div(s.load_slice(a), s.splat(l)), out);
-            }
-        }
+        merge::finish(s, whole, self.out);
     }
 }

@@ -11,15 +11,29 @@
 //!
 //! which is the published form (decay, then delta rule, then read) with the decay moved out of
 //! the products and the read taken before the update. Columns of S do not depend on each other:
-//! sixteen of them are the lanes of a vector. u and w sum over the key's entries i in four chains
-//! of fused multiply-adds, i mod 4, added as (0 + 1) + (2 + 3); the rest is
+//! sixteen of them are the lanes of a vector. u and w sum over the key's entries in two chains of
+//! fused multiply-adds, even entries and odd, added at the end; the rest is
 //! d = beta * fma(-alpha, u, v), o = fma(q . k, d, alpha * w), S = fma(k, d, alpha * S).
 //! A chain, a tree and a later commit all do exactly this, so they agree to the bit.
+//!
+//! Columns are walked in pairs of blocks, 16 KiB of state for a key of 128, which stay in the first
+//! cache for all rows: the state is read and written once however many rows there are. Writing a
+//! token's state and reading it for the next token are one pass.
+
+mod gates;
+mod plan;
+#[cfg(test)]
+mod tests;
+mod walk;
 
 use crate::conv::check_parents;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, LANES, Simd, dispatch};
 use crate::rows::{Heads, Shared, for_rows};
+
+pub use gates::delta_gates;
+use plan::Plan;
+use walk::{Replay, TOGETHER, Walk};
 
 /// Shapes of a Gated DeltaNet layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,12 +72,12 @@ impl DeltaShape {
     }
 
     /// Blocks of sixteen columns in a head.
-    fn blocks(&self) -> usize {
+    pub(crate) fn blocks(&self) -> usize {
         self.value_dim.div_ceil(LANES)
     }
 
     /// Values of one block of columns.
-    fn block(&self) -> usize {
+    pub(crate) fn block(&self) -> usize {
         self.key_dim * LANES
     }
 }
@@ -102,6 +116,15 @@ impl DeltaState {
         self.data[block * self.shape.block() + i * LANES + j % LANES]
     }
 
+    /// The blocks of columns of all heads.
+    pub(crate) fn data(&self) -> &[f32] {
+        &self.data
+    }
+
+    pub(crate) fn data_mut(&mut self) -> &mut [f32] {
+        &mut self.data
+    }
+
     /// Size in memory.
     pub fn bytes(&self) -> usize {
         size_of_val(self.data.as_slice())
@@ -121,7 +144,7 @@ pub struct DeltaRows<'a> {
 }
 
 impl<'a> DeltaRows<'a> {
-    fn check(&self, shape: DeltaShape) -> usize {
+    pub(crate) fn check(&self, shape: DeltaShape) -> usize {
         let rows = Heads::packed(1, shape.mixed()).rows(self.mixed.len());
         assert_eq!(self.alpha.len(), rows * shape.value_heads, "decays");
         assert_eq!(self.beta.len(), rows * shape.value_heads, "rates");
@@ -130,7 +153,7 @@ impl<'a> DeltaRows<'a> {
 
     /// What one value head of one row reads.
     #[inline(always)]
-    fn head(&self, shape: &DeltaShape, row: usize, head: usize) -> Token<'a> {
+    pub(crate) fn head(&self, shape: &DeltaShape, row: usize, head: usize) -> Token<'a> {
         let mixed = &self.mixed[row * shape.mixed()..][..shape.mixed()];
         let (q, rest) = mixed.split_at(shape.key_heads * shape.key_dim);
         let (k, v) = rest.split_at(shape.key_heads * shape.key_dim);
@@ -145,12 +168,13 @@ impl<'a> DeltaRows<'a> {
     }
 }
 
-struct Token<'a> {
-    q: &'a [f32],
-    k: &'a [f32],
-    v: &'a [f32],
-    alpha: f32,
-    beta: f32,
+/// What one value head of one row reads.
+pub(crate) struct Token<'a> {
+    pub(crate) q: &'a [f32],
+    pub(crate) k: &'a [f32],
+    pub(crate) v: &'a [f32],
+    pub(crate) alpha: f32,
+    pub(crate) beta: f32,
 }
 
 /// Runs m tokens, one after the other, from the state, and leaves the state after the last.
@@ -161,11 +185,9 @@ struct Token<'a> {
 /// If the lengths do not fit.
 pub fn delta_chain(cpu: &Cpu, state: &mut DeltaState, rows: DeltaRows, out: &mut [f32]) {
     let m = rows.check(state.shape);
-    let parents: Vec<i32> = (-1..m as i32 - 1).collect();
-    let path: Vec<usize> = (0..m).collect();
-    let mut updates = vec![0.0; m * state.shape.values()];
-    delta_tree(cpu, state, rows, &parents, out, &mut updates);
-    delta_advance(cpu, state, rows, &updates, &path);
+    let plan = Plan::chain(m);
+    let live = Live(state.data.as_mut_ptr());
+    walk(cpu, state.shape, live, rows, &plan, out, None);
 }
 
 /// Runs the nodes of a tree, each along its own path from the state, which is not changed.
@@ -184,31 +206,14 @@ pub fn delta_tree(
     out: &mut [f32],
     updates: &mut [f32],
 ) {
-    let shape = state.shape;
-    let m = rows.check(shape);
+    let m = rows.check(state.shape);
     assert_eq!(parents.len(), m, "one parent for each row");
-    assert_eq!(out.len(), m * shape.values(), "output");
-    assert_eq!(updates.len(), m * shape.values(), "updates");
+    assert_eq!(updates.len(), m * state.shape.values(), "updates");
     check_parents(parents);
-    let (out, updates) = (Shared::new(out), Shared::new(updates));
-    let blocks = shape.value_heads * shape.blocks();
-    for_rows(cpu, blocks, 64 * m * shape.key_dim, &|range| {
-        for block in range {
-            let (head, block) = (block / shape.blocks(), block % shape.blocks());
-            dispatch(
-                cpu.isa(),
-                TreeBlock {
-                    state,
-                    rows,
-                    parents,
-                    head,
-                    block,
-                    out: &out,
-                    updates: &updates,
-                },
-            );
-        }
-    });
+    let plan = Plan::tree(parents);
+    // The plan of a tree names no step that writes the live state.
+    let live = Live(state.data.as_ptr().cast_mut());
+    walk(cpu, state.shape, live, rows, &plan, out, Some(updates));
 }
 
 /// Moves the state along `path`, nodes of the rows that [`delta_tree`] was given, in the order of
@@ -226,166 +231,122 @@ pub fn delta_advance(
     let shape = state.shape;
     let m = rows.check(shape);
     assert_eq!(updates.len(), m * shape.values(), "updates");
-    let blocks = shape.value_heads * shape.blocks();
+    if path.is_empty() {
+        return;
+    }
     let data = Shared::new(&mut state.data);
-    for_rows(cpu, blocks, 32 * path.len() * shape.key_dim, &|range| {
+    let work = TOGETHER * 32 * path.len() * shape.key_dim;
+    over_columns(cpu, shape, work, &|head, blocks| {
+        let first = head * shape.blocks() + blocks.start;
+        // SAFETY: blocks are disjoint.
+        let state =
+            unsafe { data.part(first * shape.block()..(first + blocks.len()) * shape.block()) };
+        let replay = Replay {
+            shape: &shape,
+            rows,
+            path,
+            head,
+            block: blocks.start,
+            state,
+            updates,
+        };
+        dispatch(cpu.isa(), replay);
+    });
+}
+
+/// The live state, which tasks read and, for a chain, write in disjoint blocks.
+struct Live(*mut f32);
+// SAFETY: see `walk`: every task has blocks of its own.
+unsafe impl Sync for Live {}
+
+impl Live {
+    fn block(&self, shape: &DeltaShape, block: usize) -> *mut f32 {
+        self.0.wrapping_add(block * shape.block())
+    }
+}
+
+fn walk(
+    cpu: &Cpu,
+    shape: DeltaShape,
+    live: Live,
+    rows: DeltaRows,
+    plan: &Plan,
+    out: &mut [f32],
+    updates: Option<&mut [f32]>,
+) {
+    let m = plan.steps.len();
+    assert_eq!(out.len(), m * shape.values(), "output");
+    if m == 0 {
+        return;
+    }
+    let mut products = cpu.scratch::<f32>(m * shape.key_heads);
+    dispatch(
+        cpu.isa(),
+        Products {
+            shape: &shape,
+            rows,
+            out: &mut products,
+        },
+    );
+    let (out, updates) = (Shared::new(out), updates.map(Shared::new));
+    let work = TOGETHER * 64 * m * shape.key_dim;
+    over_columns(cpu, shape, work, &|head, blocks| {
+        let mut buffers = cpu.scratch(plan.buffers * TOGETHER * shape.block());
+        let walk = Walk {
+            shape: &shape,
+            plan,
+            rows,
+            products: &products,
+            head,
+            block: blocks.start,
+            live: live.block(&shape, head * shape.blocks() + blocks.start),
+            buffers: &mut buffers,
+            out: &out,
+            updates: updates.as_ref(),
+        };
+        dispatch(cpu.isa(), walk);
+    });
+}
+
+/// Calls `f` with every value head and every range of up to `TOGETHER` of its blocks of columns.
+fn over_columns(
+    cpu: &Cpu,
+    shape: DeltaShape,
+    work: usize,
+    f: &(dyn Fn(usize, std::ops::Range<usize>) + Sync),
+) {
+    let groups = shape.blocks().div_ceil(TOGETHER);
+    for_rows(cpu, shape.value_heads * groups, work, &|range| {
         for i in range {
-            // SAFETY: blocks are disjoint.
-            let state = unsafe { data.part(i * shape.block()..(i + 1) * shape.block()) };
-            let (head, block) = (i / shape.blocks(), i % shape.blocks());
-            for &node in path {
-                let token = rows.head(&shape, node, head);
-                let d = &updates[node * shape.values() + head * shape.value_dim..]
-                    [..shape.value_dim];
-                let d = &d[block * LANES..shape.value_dim.min((block + 1) * LANES)];
-                dispatch(cpu.isa(), Update { state, token, d });
-            }
+            let first = i % groups * TOGETHER;
+            f(i / groups, first..shape.blocks().min(first + TOGETHER));
         }
     });
 }
 
-struct TreeBlock<'a> {
-    state: &'a DeltaState,
+/// q . k of every row and key head.
+struct Products<'a> {
+    shape: &'a DeltaShape,
     rows: DeltaRows<'a>,
-    parents: &'a [i32],
-    head: usize,
-    block: usize,
-    out: &'a Shared<'a, f32>,
-    updates: &'a Shared<'a, f32>,
+    out: &'a mut [f32],
 }
 
-impl Kernel for TreeBlock<'_> {
+impl Kernel for Products<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let shape = &self.state.shape;
-        let first = (self.head * shape.blocks() + self.block) * shape.block();
-        let live = &self.state.data[first..][..shape.block()];
-        let mut states: Vec<Vec<f32>> = vec![];
-        let columns = self.block * LANES..shape.value_dim.min((self.block + 1) * LANES);
-        for (node, &parent) in self.parents.iter().enumerate() {
-            let before = match parent {
-                -1 => live,
-                p => &states[p as usize],
-            };
-            let token = self.rows.head(shape, node, self.head);
-            let at = node * shape.values() + self.head * shape.value_dim;
-            let at = at + columns.start..at + columns.end;
-            let v = s.load_slice(&token.v[columns.clone()]);
-            let mut u = [s.zero(); 4];
-            let mut w = [s.zero(); 4];
-            for (i, row) in before.chunks_exact(LANES).enumerate() {
-                let row = s.load_slice(row);
-                u[i % 4] = s.mul_add(s.splat(token.k[i]), row, u[i % 4]);
-                w[i % 4] = s.mul_add(s.splat(token.q[i]), row, w[i % 4]);
+        let shape = self.shape;
+        let keys = shape.key_heads * shape.key_dim;
+        let mixed = self.rows.mixed.chunks_exact(shape.mixed());
+        for (mixed, out) in mixed.zip(self.out.chunks_exact_mut(shape.key_heads)) {
+            let (q, k) = mixed[..2 * keys].split_at(keys);
+            let heads = q
+                .chunks_exact(shape.key_dim)
+                .zip(k.chunks_exact(shape.key_dim));
+            for ((q, k), out) in heads.zip(out) {
+                *out = s.dot(q, k);
             }
-            let [u, w] = [u, w].map(|x| s.add(s.add(x[0], x[1]), s.add(x[2], x[3])));
-            let d = s.mul(s.splat(token.beta), s.mul_add(s.splat(-token.alpha), u, v));
-            let qk = s.splat(s.dot(token.q, token.k));
-            let o = s.mul_add(qk, d, s.mul(s.splat(token.alpha), w));
-            // SAFETY: this head and block's columns of this node belong to this task alone.
-            s.store_slice(o, unsafe { self.out.part(at.clone()) });
-            // SAFETY: as above.
-            let updates = unsafe { self.updates.part(at) };
-            s.store_slice(d, updates);
-            let mut after = before.to_vec();
-            Update {
-                state: &mut after,
-                token,
-                d: updates,
-            }
-            .run(s);
-            states.push(after);
-        }
-    }
-}
-
-struct Update<'a> {
-    state: &'a mut [f32],
-    token: Token<'a>,
-    d: &'a [f32],
-}
-
-impl Kernel for Update<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let d = s.load_slice(self.d);
-        let alpha = s.splat(self.token.alpha);
-        for (row, k) in self.state.chunks_exact_mut(LANES).zip(self.token.k) {
-            let decayed = s.mul(alpha, s.load_slice(row));
-            s.store_slice(s.mul_add(s.splat(*k), d, decayed), row);
-        }
-    }
-}
-
-/// Decays and rates of a layer: `alpha = exp(-exp(a_log) * softplus(a + dt_bias))` and
-/// `beta = sigmoid(b)`.
-///
-/// `a` and `b` hold m rows of `value_heads` values where `a_at` and `b_at` say (one "head" each);
-/// `a_log` and `dt_bias` have `value_heads` values; `alpha` and `beta` are m rows of them.
-///
-/// # Panics
-/// If the lengths do not fit.
-#[allow(clippy::too_many_arguments)]
-pub fn delta_gates(
-    cpu: &Cpu,
-    (a, a_at): (&[f32], Heads),
-    (b, b_at): (&[f32], Heads),
-    a_log: &[f32],
-    dt_bias: &[f32],
-    alpha: &mut [f32],
-    beta: &mut [f32],
-) {
-    let heads = a_log.len();
-    let rows = a_at.rows(a.len());
-    assert_eq!(b_at.rows(b.len()), rows, "rows of a and b");
-    assert_eq!((a_at.count, a_at.dim), (1, heads), "width of a");
-    assert_eq!((b_at.count, b_at.dim), (1, heads), "width of b");
-    assert_eq!(dt_bias.len(), heads, "width of dt_bias");
-    assert_eq!((alpha.len(), beta.len()), (rows * heads, rows * heads));
-    for row in 0..rows {
-        dispatch(
-            cpu.isa(),
-            Gates {
-                a: &a[a_at.range(row, 0)],
-                b: &b[b_at.range(row, 0)],
-                a_log,
-                dt_bias,
-                alpha: &mut alpha[row * heads..][..heads],
-                beta: &mut beta[row * heads..][..heads],
-            },
-        );
-    }
-}
-
-struct Gates<'a> {
-    a: &'a [f32],
-    b: &'a [f32],
-    a_log: &'a [f32],
-    dt_bias: &'a [f32],
-    alpha: &'a mut [f32],
-    beta: &'a mut [f32],
-}
-
-impl Kernel for Gates<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        for from in (0..self.a.len()).step_by(LANES) {
-            let range = from..self.a.len().min(from + LANES);
-            let a = s.add(
-                s.load_slice(&self.a[range.clone()]),
-                s.load_slice(&self.dt_bias[range.clone()]),
-            );
-            let rate = s.exp(s.load_slice(&self.a_log[range.clone()]));
-            let g = s.mul(s.sub(s.zero(), rate), s.softplus(a));
-            s.store_slice(s.exp(g), &mut self.alpha[range.clone()]);
-            let beta = s.sigmoid(s.load_slice(&self.b[range.clone()]));
-            s.store_slice(beta, &mut self.beta[range]);
         }
     }
 }

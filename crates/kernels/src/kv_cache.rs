@@ -23,12 +23,14 @@ pub enum KvType {
 /// A slot holds one token's key and value for every kv head. Which position a slot stands for is
 /// the caller's business; [`crate::attention`] takes slots 0.. as positions 0.. and, for the nodes
 /// of a tree, a list of further slots.
+#[derive(Clone)]
 pub struct KvCache {
     kv_heads: usize,
     head_dim: usize,
     pages: Pages,
 }
 
+#[derive(Clone)]
 enum Pages {
     F32(Vec<Vec<f32>>),
     F16(Vec<Vec<f16>>),
@@ -72,9 +74,13 @@ pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     fn store<S: Simd>(s: S, v: S::V, to: &mut [Self; LANES]);
     /// The pages of a cache, if they hold this type.
     fn pages(cache: &KvCache) -> &[Vec<Self>];
+    /// Whether it is f32 already.
+    const WIDE: bool;
 }
 
 impl Element for f32 {
+    const WIDE: bool = true;
+
     #[inline(always)]
     fn load<S: Simd>(s: S, x: &[f32; LANES]) -> S::V {
         s.load(x)
@@ -92,6 +98,8 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
+    const WIDE: bool = false;
+
     #[inline(always)]
     fn load<S: Simd>(s: S, x: &[f16; LANES]) -> S::V {
         s.load_f16(x)

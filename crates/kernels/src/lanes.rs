@@ -16,8 +16,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen lanes.
     type V: Copy;
     /// How many vectors fit in registers.
-    #[allow(dead_code)]
     const REGISTERS: usize;
+
+    /// Runs a kernel as a function of its own, with the same instructions.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
@@ -215,6 +217,11 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         }
     }
     let _ = isa;
+    run_portable(kernel)
+}
+
+#[inline(never)]
+fn run_portable<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Portable)
 }
 
@@ -234,8 +241,12 @@ macro_rules! each {
 
 impl Simd for Portable {
     type V = [f32; LANES];
-    const REGISTERS: usize = 8;
+    const REGISTERS: usize = 1;
 
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        run_portable(kernel)
+    }
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
         [x; LANES]
@@ -325,11 +336,13 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+    #[inline(never)]
     pub(super) fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
         kernel.run(Avx512(()))
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline(never)]
     pub(super) fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
         kernel.run(Avx2(()))
     }
@@ -349,6 +362,12 @@ mod x86 {
     impl Simd for Avx512 {
         type V = __m512;
         const REGISTERS: usize = 32;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: the token's existence proves the features.
+            unsafe { run_avx512(kernel) }
+        }
 
         with_features! {
             fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
@@ -387,6 +406,12 @@ mod x86 {
     impl Simd for Avx2 {
         type V = [__m256; 2];
         const REGISTERS: usize = 8;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> K::Output {
+            // SAFETY: the token's existence proves the features.
+            unsafe { run_avx2(kernel) }
+        }
 
         with_features! {
             fn splat(x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }

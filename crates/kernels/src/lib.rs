@@ -32,9 +32,11 @@ mod activation;
 mod attention;
 mod conv;
 mod delta;
+mod delta_solve;
 mod kv_cache;
 mod lanes;
 mod norm;
+mod product;
 mod rope;
 mod rows;
 #[cfg(test)]
@@ -46,6 +48,7 @@ pub use conv::{Conv, ConvState};
 pub use delta::{
     DeltaRows, DeltaShape, DeltaState, delta_advance, delta_chain, delta_gates, delta_tree,
 };
+pub use delta_solve::{delta_solve_chain, delta_solve_tree};
 pub use kv_cache::{KvCache, KvType};
 pub use norm::{gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
 pub use rope::Rope;

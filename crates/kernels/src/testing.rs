@@ -1,6 +1,7 @@
 //! What the property tests of the layers have in common.
 
 use crate::cpu::Cpu;
+use crate::delta::{DeltaRows, DeltaShape, DeltaState, delta_chain};
 use crate::isa::Isa;
 use crate::rows::Heads;
 
@@ -72,4 +73,69 @@ pub(crate) fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
             "value {i}: {g} for {e}"
         );
     }
+}
+
+/// Random tokens for Gated DeltaNet.
+pub(crate) struct Tokens {
+    pub(crate) shape: DeltaShape,
+    mixed: Vec<f32>,
+    pub(crate) alpha: Vec<f32>,
+    beta: Vec<f32>,
+}
+
+impl Tokens {
+    pub(crate) fn new(shape: DeltaShape, m: usize, seed: u64) -> Self {
+        let mut mixed = values(seed, m * shape.mixed(), 1.0);
+        let cpu = Cpu::new(Some(1));
+        let [q, k] = shape.query_and_key_heads();
+        crate::l2_norm_heads(&cpu, &mut mixed, q, 1e-6, (shape.key_dim as f32).powf(-0.5));
+        crate::l2_norm_heads(&cpu, &mut mixed, k, 1e-6, 1.0);
+        let unit = |seed| -> Vec<f32> {
+            let x = values(seed, m * shape.value_heads, 0.5);
+            x.into_iter().map(|x| x + 0.5).collect()
+        };
+        // Decays from none to almost all.
+        let alpha = unit(seed ^ 1)
+            .into_iter()
+            .map(|x| 1.0 - x * x * x)
+            .collect();
+        Self {
+            shape,
+            mixed,
+            alpha,
+            beta: unit(seed ^ 2),
+        }
+    }
+
+    pub(crate) fn rows(&self) -> DeltaRows<'_> {
+        DeltaRows {
+            mixed: &self.mixed,
+            alpha: &self.alpha,
+            beta: &self.beta,
+        }
+    }
+
+    /// Only some rows, in the order given.
+    pub(crate) fn pick(&self, rows: &[usize]) -> Self {
+        let of = |x: &[f32], width: usize| -> Vec<f32> {
+            rows.iter()
+                .flat_map(|r| x[r * width..][..width].to_vec())
+                .collect()
+        };
+        Self {
+            shape: self.shape,
+            mixed: of(&self.mixed, self.shape.mixed()),
+            alpha: of(&self.alpha, self.shape.value_heads),
+            beta: of(&self.beta, self.shape.value_heads),
+        }
+    }
+}
+
+/// A state that some tokens have been through.
+pub(crate) fn used_state(shape: DeltaShape, seed: u64) -> DeltaState {
+    let mut state = DeltaState::new(shape);
+    let tokens = Tokens::new(shape, 5, seed ^ 99);
+    let mut out = vec![0.0; 5 * shape.values()];
+    delta_chain(&Cpu::new(Some(1)), &mut state, tokens.rows(), &mut out);
+    state
 }
