@@ -1,0 +1,289 @@
+//! The model's shape out of GGUF metadata, with llama.cpp's keys and defaults.
+
+use crate::description::{
+    AttentionConfig, DeltaConfig, Family, Mixer, ModelConfig, RopeConfig, RopeScaling,
+};
+use crate::error::Error;
+
+use super::metadata::Metadata;
+
+/// What the tensor table tells beyond the metadata.
+pub(super) trait Table {
+    /// Whether the file has this tensor.
+    fn has(&self, name: &str) -> bool;
+    /// Rows of the embedding.
+    fn vocab_size(&self) -> Result<usize, Error>;
+    /// Divisors of the rotary frequencies, where the file has them.
+    fn rope_factors(&self) -> Result<Option<Vec<f32>>, Error>;
+}
+
+/// Read the shape; every size in it is checked to be possible.
+pub(super) fn model_config(meta: &Metadata, table: &impl Table) -> Result<ModelConfig, Error> {
+    let name = meta.needed("general.architecture", meta.text("general.architecture")?)?;
+    let family = match name {
+        "llama" => Family::Llama,
+        "qwen2" => Family::Qwen2,
+        "qwen3" => Family::Qwen3,
+        "qwen35" => Family::Qwen35,
+        other => {
+            let what = format!("{other} is not supported; Kozue runs llama, qwen2, qwen3, qwen35");
+            return Err(meta.wrong("general.architecture", what));
+        }
+    };
+    let keys = Keys { meta, prefix: name };
+    keys.refuse_unsupported()?;
+    let hidden_size = keys.needed("embedding_length")?;
+    let layers = layers(&keys, family)?;
+    let attention = attention(&keys, family, hidden_size, &layers, table)?;
+    let norm_eps = keys.float("attention.layer_norm_rms_epsilon")?;
+    let norm_eps = meta.needed(&keys.key("attention.layer_norm_rms_epsilon"), norm_eps)?;
+    if !(0.0..1.0).contains(&norm_eps) {
+        let key = keys.key("attention.layer_norm_rms_epsilon");
+        return Err(meta.wrong(&key, format!("{norm_eps} is absurd")));
+    }
+    Ok(ModelConfig {
+        family,
+        vocab_size: table.vocab_size()?,
+        hidden_size,
+        intermediate_size: keys.needed("feed_forward_length")?,
+        attention,
+        delta: if layers.contains(&Mixer::Delta) {
+            Some(delta(&keys)?)
+        } else {
+            None
+        },
+        layers,
+        norm_eps: norm_eps as f32,
+        norm_plus_one: family == Family::Qwen35,
+        tied: !table.has("output.weight"),
+        max_position: keys.needed("context_length")?,
+        mlp_bias: table.has("blk.0.ffn_down.bias"),
+    })
+}
+
+/// Blocks of the main model and, behind them, those of multi-token prediction.
+pub(super) fn block_counts(meta: &Metadata, prefix: &str) -> Result<(usize, usize), Error> {
+    let keys = Keys { meta, prefix };
+    let all = keys.needed("block_count")?;
+    let ahead = keys.size("nextn_predict_layers")?.unwrap_or(0);
+    match all.checked_sub(ahead) {
+        // Every block has tensors of its own, so a count beyond this is damage.
+        Some(main @ 1..=4096) => Ok((main, ahead)),
+        _ => Err(keys.wrong(
+            "block_count",
+            format!("{all} blocks, {ahead} of them ahead"),
+        )),
+    }
+}
+
+/// Keys of one architecture.
+struct Keys<'a> {
+    meta: &'a Metadata,
+    prefix: &'a str,
+}
+
+impl Keys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.prefix)
+    }
+
+    fn size(&self, name: &str) -> Result<Option<usize>, Error> {
+        self.meta.size(&self.key(name))
+    }
+
+    fn float(&self, name: &str) -> Result<Option<f64>, Error> {
+        self.meta.float(&self.key(name))
+    }
+
+    fn wrong(&self, name: &str, what: impl Into<String>) -> Error {
+        self.meta.wrong(&self.key(name), what)
+    }
+
+    /// A size that must be there and not be 0.
+    fn needed(&self, name: &str) -> Result<usize, Error> {
+        match self.meta.needed(&self.key(name), self.size(name)?)? {
+            0 => Err(self.wrong(name, "0 is too little")),
+            size => Ok(size),
+        }
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), Error> {
+        if self.size("expert_count")?.is_some_and(|count| count > 0) {
+            return Err(self.wrong("expert_count", "mixtures of experts are not supported"));
+        }
+        if self.meta.bool(&self.key("attention.causal"))? == Some(false) {
+            return Err(self.wrong("attention.causal", "only causal attention is supported"));
+        }
+        if self
+            .meta
+            .uint("split.count")?
+            .is_some_and(|count| count > 1)
+        {
+            let what = "a model split into several files is not supported; join them with \
+                        llama-gguf-split --merge";
+            return Err(self.meta.wrong("split.count", what));
+        }
+        Ok(())
+    }
+}
+
+fn layers(keys: &Keys, family: Family) -> Result<Vec<Mixer>, Error> {
+    let (count, _) = block_counts(keys.meta, keys.prefix)?;
+    if family != Family::Qwen35 {
+        return Ok(vec![Mixer::Attention; count]);
+    }
+    if let Some(each) = keys.meta.ints(&keys.key("attention.recurrent_layers"))? {
+        if each.len() < count {
+            let what = format!("{} entries for {count} layers", each.len());
+            return Err(keys.wrong("attention.recurrent_layers", what));
+        }
+        let mixer = |&value: &i64| {
+            if value == 0 {
+                Mixer::Attention
+            } else {
+                Mixer::Delta
+            }
+        };
+        return Ok(each[..count].iter().map(mixer).collect());
+    }
+    let interval = match keys.size("full_attention_interval")? {
+        Some(0) => return Err(keys.wrong("full_attention_interval", "0 is too little")),
+        interval => interval.unwrap_or(4),
+    };
+    let mixer = |layer| {
+        if (layer + 1) % interval == 0 {
+            Mixer::Attention
+        } else {
+            Mixer::Delta
+        }
+    };
+    Ok((0..count).map(mixer).collect())
+}
+
+fn attention(
+    keys: &Keys,
+    family: Family,
+    hidden_size: usize,
+    layers: &[Mixer],
+    table: &impl Table,
+) -> Result<AttentionConfig, Error> {
+    let heads = keys.needed("attention.head_count")?;
+    let kv_heads = match keys.size("attention.head_count_kv")? {
+        None => heads,
+        Some(count) if count > 0 && heads % count == 0 => count,
+        Some(count) => {
+            let what = format!("{count} does not divide the {heads} query heads");
+            return Err(keys.wrong("attention.head_count_kv", what));
+        }
+    };
+    let head_dim = match keys.size("attention.key_length")? {
+        Some(0) => return Err(keys.wrong("attention.key_length", "0 is too little")),
+        Some(width) => width,
+        None if hidden_size.is_multiple_of(heads) => hidden_size / heads,
+        None => {
+            let what = format!("{heads} heads do not divide the width {hidden_size}");
+            return Err(keys.wrong("attention.head_count", what));
+        }
+    };
+    if keys
+        .size("attention.value_length")?
+        .is_some_and(|width| width != head_dim)
+    {
+        let what = format!("only values as wide as keys ({head_dim}) are supported");
+        return Err(keys.wrong("attention.value_length", what));
+    }
+    if let Some(scale) = keys.float("attention.scale")?
+        && (scale * (head_dim as f64).sqrt() - 1.0).abs() > 1e-5
+    {
+        let what = format!("{scale} is not supported, only 1 / sqrt({head_dim})");
+        return Err(keys.wrong("attention.scale", what));
+    }
+    let first = layers.iter().position(|&mixer| mixer == Mixer::Attention);
+    let has =
+        |name: &str| first.is_some_and(|layer| table.has(&format!("blk.{layer}.{name}.bias")));
+    Ok(AttentionConfig {
+        heads,
+        kv_heads,
+        head_dim,
+        qkv_bias: has("attn_q") || has("attn_qkv"),
+        output_bias: has("attn_output"),
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen35),
+        gated: family == Family::Qwen35,
+        rope: rope(keys, head_dim, table)?,
+    })
+}
+
+fn rope(keys: &Keys, head_dim: usize, table: &impl Table) -> Result<RopeConfig, Error> {
+    let theta = keys.float("rope.freq_base")?.unwrap_or(10_000.0);
+    if !(1.0..=1e12).contains(&theta) {
+        return Err(keys.wrong("rope.freq_base", format!("{theta} is absurd")));
+    }
+    let rotary_dim = keys.size("rope.dimension_count")?.unwrap_or(head_dim);
+    if rotary_dim == 0 || rotary_dim % 2 != 0 || rotary_dim > head_dim {
+        let what = format!("{rotary_dim} of {head_dim} values cannot be rotated in pairs");
+        return Err(keys.wrong("rope.dimension_count", what));
+    }
+    Ok(RopeConfig {
+        theta,
+        rotary_dim,
+        scaling: scaling(keys, rotary_dim, table)?,
+    })
+}
+
+fn scaling(keys: &Keys, rotary_dim: usize, table: &impl Table) -> Result<RopeScaling, Error> {
+    const TYPE: &str = "rope.scaling.type";
+    let kind = keys.meta.text(&keys.key(TYPE))?.unwrap_or("linear");
+    let factor = match keys.float("rope.scaling.factor")? {
+        None => keys.float("rope.scale_linear")?,
+        factor => factor,
+    };
+    // llama.cpp reads 0 as "not scaled" too.
+    let factor = factor.filter(|&factor| kind != "none" && factor != 0.0 && factor != 1.0);
+    if kind != "none" && kind != "linear" {
+        let what = format!("{kind} is not supported, only linear and rope_freqs");
+        return Err(keys.wrong(TYPE, what));
+    }
+    match (factor, table.rope_factors()?) {
+        (None, None) => Ok(RopeScaling::None),
+        (Some(factor), None) if factor > 0.0 => Ok(RopeScaling::Linear { factor }),
+        (Some(factor), None) => {
+            Err(keys.wrong("rope.scaling.factor", format!("{factor} is absurd")))
+        }
+        (None, Some(factors)) => {
+            let sound = |&factor: &f32| factor.is_finite() && factor > 0.0;
+            if factors.len() != rotary_dim / 2 || !factors.iter().all(sound) {
+                let what = format!(
+                    "rope_freqs.weight must hold {} positive divisors",
+                    rotary_dim / 2
+                );
+                return Err(keys.wrong("rope.dimension_count", what));
+            }
+            Ok(RopeScaling::Factors(factors))
+        }
+        (Some(_), Some(_)) => Err(keys.wrong(
+            "rope.scaling.factor",
+            "not supported together with rope_freqs.weight",
+        )),
+    }
+}
+
+fn delta(keys: &Keys) -> Result<DeltaConfig, Error> {
+    let key_heads = keys.needed("ssm.group_count")?;
+    let value_heads = keys.needed("ssm.time_step_rank")?;
+    let width = keys.needed("ssm.inner_size")?;
+    if value_heads % key_heads != 0 {
+        let what = format!("{value_heads} value heads are no multiple of {key_heads} key heads");
+        return Err(keys.wrong("ssm.time_step_rank", what));
+    }
+    if width % value_heads != 0 {
+        let what = format!("{width} values are no multiple of {value_heads} value heads");
+        return Err(keys.wrong("ssm.inner_size", what));
+    }
+    Ok(DeltaConfig {
+        key_heads,
+        value_heads,
+        key_dim: keys.needed("ssm.state_size")?,
+        value_dim: width / value_heads,
+        conv_kernel: keys.needed("ssm.conv_kernel")?,
+    })
+}

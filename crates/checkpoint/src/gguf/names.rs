@@ -1,0 +1,230 @@
+//! Hugging Face's tensors as llama.cpp's converter stores them: name, rows, order, values.
+
+use crate::description::{Family, Mixer, ModelConfig};
+
+use super::order::Order;
+
+/// What the converter did to the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Values {
+    /// Nothing.
+    Same,
+    /// Added 1 (Qwen3.5's norms, which Hugging Face keeps around zero).
+    PlusOne,
+    /// a -> -exp(a) (the decay of Gated DeltaNet).
+    MinusExp,
+}
+
+impl Values {
+    /// Undo it.
+    pub fn undo(self, value: f32) -> f32 {
+        match self {
+            Values::Same => value,
+            Values::PlusOne => value - 1.0,
+            Values::MinusExp => (-value).ln(),
+        }
+    }
+}
+
+/// Where a Hugging Face tensor comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Hugging Face's name.
+    pub name: String,
+    /// Name of the stored tensor.
+    pub stored: String,
+    /// Rows of the stored tensor that belong to it: first and count. None means all.
+    pub part: Option<(usize, usize)>,
+    /// Order of those rows.
+    pub rows: Order,
+    /// Order of the columns.
+    pub columns: Order,
+    /// Change of the values.
+    pub values: Values,
+    /// Whether a stored vector stands for a matrix of one row.
+    pub matrix: bool,
+}
+
+/// Every tensor that a model of this shape may have, whether or not the file has it.
+/// `fused(layer)` says whether q, k and v of an attention layer are stored as one tensor.
+pub(super) fn places(config: &ModelConfig, fused: impl Fn(usize) -> bool) -> Vec<Place> {
+    let mut all = Places {
+        all: Vec::new(),
+        norm: Values::Same,
+    };
+    if config.norm_plus_one {
+        all.norm = Values::PlusOne;
+    }
+    all.matrix("model.embed_tokens", "token_embd");
+    all.norm("model.norm", "output_norm");
+    all.matrix("lm_head", "output");
+    for (layer, mixer) in config.layers.iter().enumerate() {
+        let (ours, theirs) = (format!("model.layers.{layer}"), format!("blk.{layer}"));
+        all.norm(
+            &format!("{ours}.input_layernorm"),
+            &format!("{theirs}.attn_norm"),
+        );
+        let post = if config.family == Family::Qwen35 {
+            "post_attention_norm"
+        } else {
+            "ffn_norm"
+        };
+        all.norm(
+            &format!("{ours}.post_attention_layernorm"),
+            &format!("{theirs}.{post}"),
+        );
+        for part in ["gate", "up", "down"] {
+            all.matrix(
+                &format!("{ours}.mlp.{part}_proj"),
+                &format!("{theirs}.ffn_{part}"),
+            );
+        }
+        match mixer {
+            Mixer::Attention => all.attention(&ours, &theirs, config, fused(layer)),
+            Mixer::Delta => all.delta(&ours, &theirs, config),
+        }
+    }
+    all.all
+}
+
+struct Places {
+    all: Vec<Place>,
+    norm: Values,
+}
+
+impl Places {
+    fn add(&mut self, name: String, stored: String) -> &mut Place {
+        self.all.push(Place {
+            name,
+            stored,
+            part: None,
+            rows: Order::Same,
+            columns: Order::Same,
+            values: Values::Same,
+            matrix: false,
+        });
+        let last = self.all.len() - 1;
+        &mut self.all[last]
+    }
+
+    /// A matrix and its bias, whose rows have the same order.
+    fn rows(&mut self, name: &str, stored: &str, part: Option<(usize, usize)>, rows: Order) {
+        let weight = self.add(format!("{name}.weight"), format!("{stored}.weight"));
+        (weight.part, weight.rows, weight.matrix) = (part, rows, true);
+        let bias = self.add(format!("{name}.bias"), format!("{stored}.bias"));
+        (bias.part, bias.rows) = (part, rows);
+    }
+
+    fn matrix(&mut self, name: &str, stored: &str) {
+        self.rows(name, stored, None, Order::Same);
+    }
+
+    fn norm(&mut self, name: &str, stored: &str) {
+        let values = self.norm;
+        self.add(format!("{name}.weight"), format!("{stored}.weight"))
+            .values = values;
+    }
+
+    fn attention(&mut self, ours: &str, theirs: &str, config: &ModelConfig, fused: bool) {
+        let shape = &config.attention;
+        let queries = shape.heads * shape.head_dim * if shape.gated { 2 } else { 1 };
+        let keys = shape.kv_heads * shape.head_dim;
+        // Only this family's rotation works on neighbouring values in ggml.
+        let turned = match config.family {
+            Family::Llama => Order::Pairs {
+                width: shape.head_dim,
+            },
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen35 => Order::Same,
+        };
+        let parts = [
+            ("q", 0, queries, turned),
+            ("k", queries, keys, turned),
+            ("v", queries + keys, keys, Order::Same),
+        ];
+        for (part, first, count, order) in parts {
+            let name = format!("{ours}.self_attn.{part}_proj");
+            if fused {
+                self.rows(
+                    &name,
+                    &format!("{theirs}.attn_qkv"),
+                    Some((first, count)),
+                    order,
+                );
+            } else {
+                self.rows(&name, &format!("{theirs}.attn_{part}"), None, order);
+            }
+        }
+        self.matrix(
+            &format!("{ours}.self_attn.o_proj"),
+            &format!("{theirs}.attn_output"),
+        );
+        if shape.qk_norm {
+            self.norm(
+                &format!("{ours}.self_attn.q_norm"),
+                &format!("{theirs}.attn_q_norm"),
+            );
+            self.norm(
+                &format!("{ours}.self_attn.k_norm"),
+                &format!("{theirs}.attn_k_norm"),
+            );
+        }
+    }
+
+    fn delta(&mut self, ours: &str, theirs: &str, config: &ModelConfig) {
+        let Some(shape) = &config.delta else { return };
+        let ours = format!("{ours}.linear_attn");
+        let heads = |first, width| match shape.value_heads / shape.key_heads {
+            1 => Order::Same,
+            per_key => Order::ValueHeads {
+                first,
+                key_heads: shape.key_heads,
+                per_key,
+                width,
+            },
+        };
+        let mixed = heads(2 * shape.key_heads * shape.key_dim, shape.value_dim);
+        let (each, wide) = (heads(0, 1), heads(0, shape.value_dim));
+        self.rows(
+            &format!("{ours}.in_proj_qkv"),
+            &format!("{theirs}.attn_qkv"),
+            None,
+            mixed,
+        );
+        self.rows(
+            &format!("{ours}.in_proj_z"),
+            &format!("{theirs}.attn_gate"),
+            None,
+            wide,
+        );
+        self.rows(
+            &format!("{ours}.in_proj_a"),
+            &format!("{theirs}.ssm_alpha"),
+            None,
+            each,
+        );
+        self.rows(
+            &format!("{ours}.in_proj_b"),
+            &format!("{theirs}.ssm_beta"),
+            None,
+            each,
+        );
+        let conv = self.add(
+            format!("{ours}.conv1d.weight"),
+            format!("{theirs}.ssm_conv1d.weight"),
+        );
+        conv.rows = mixed;
+        let decay = self.add(format!("{ours}.A_log"), format!("{theirs}.ssm_a"));
+        (decay.rows, decay.values) = (each, Values::MinusExp);
+        self.add(format!("{ours}.dt_bias"), format!("{theirs}.ssm_dt.bias"))
+            .rows = each;
+        self.add(
+            format!("{ours}.norm.weight"),
+            format!("{theirs}.ssm_norm.weight"),
+        );
+        let out = self.add(
+            format!("{ours}.out_proj.weight"),
+            format!("{theirs}.ssm_out.weight"),
+        );
+        (out.columns, out.matrix) = (wide, true);
+    }
+}
