@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::Checkpoint;
 use crate::config::{ConfigFile, config_json};
 use crate::fields::parse_object;
 use crate::layout::layout;
@@ -33,7 +34,28 @@ pub fn config(data: &[u8]) {
     assert_eq!(again.model, read.model);
 }
 
-/// Bytes as a GGUF file: opened, and if that works every tensor read.
-pub fn gguf(data: &[u8]) {
-    let _ = data;
+/// Ask for every tensor in every way: what is given has the shape that was listed.
+pub fn read_all(checkpoint: &Checkpoint) {
+    for info in checkpoint.tensors() {
+        let Some(len) = info
+            .shape
+            .iter()
+            .try_fold(1, |len: usize, &n| len.checked_mul(n))
+        else {
+            continue;
+        };
+        if let Ok(values) = checkpoint.vector(&info.name, len) {
+            assert_eq!(values.len(), len, "{}", info.name);
+        }
+        if let [n, k] = info.shape[..] {
+            if let Ok(matrix) = checkpoint.matrix(&info.name, n, k) {
+                assert_eq!((matrix.n(), matrix.k()), (n, k), "{}", info.name);
+            }
+            let mut row = vec![0.0; k.min(1 << 20)];
+            for first in [0, n.saturating_sub(1), n, usize::MAX] {
+                let read = checkpoint.source.rows(&info.name, k, first, &mut row);
+                assert!(first < n || k == 0 || read.is_err(), "{}", info.name);
+            }
+        }
+    }
 }

@@ -30,6 +30,8 @@ pub use report::{Report, TensorReport};
 
 /// Rows quantised at a time, a whole number of tiles.
 const SLICE: usize = 8 * TILE;
+/// Weights after which the memory behind the source is let go of.
+const RELEASE: usize = 1 << 25;
 
 /// How many bits a packed weight takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +99,7 @@ pub fn quantize(
         progress,
         done: 0,
         total: plan.weights,
+        held: 0,
     };
     let mut reports = Vec::new();
     for tensor in &plan.steps {
@@ -131,6 +134,8 @@ struct Run<'a> {
     progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     done: u64,
     total: u64,
+    /// Weights read since memory was last let go of.
+    held: usize,
 }
 
 impl Run<'_> {
@@ -174,6 +179,7 @@ impl Run<'_> {
         let mut rows = Vec::new();
         for first in (0..n).step_by(SLICE) {
             self.read(&step.name, k, first, SLICE.min(n - first), &mut rows)?;
+            self.release(&step.name, rows.len());
             let quantized = quantizer
                 .quantize(self.cpu, &rows, k, Some(rotation))
                 .map_err(|error| self.wrong(&step.name, first, error))?;
@@ -226,6 +232,16 @@ impl Run<'_> {
             }
         });
         locked(&failed).take().map_or(Ok(()), Err)
+    }
+
+    /// Let go of what was read of a tensor, now and then: a large embedding alone would fill
+    /// gigabytes with pages that are never looked at again.
+    fn release(&mut self, name: &str, weights: usize) {
+        self.held += weights;
+        if self.held >= RELEASE {
+            self.checkpoint.source.release(name);
+            self.held = 0;
+        }
     }
 
     fn wrong(&self, name: &str, first: usize, error: kozue_kernels::Error) -> Error {
