@@ -1,0 +1,103 @@
+"""The command line: `kozue-train STAGE ...`; every stage resumes from what its folder holds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from kozue_train import __version__
+
+
+def _data(a: argparse.Namespace) -> None:
+    from kozue_train.stages.data import DataOptions, run
+
+    run(DataOptions(raw=a.raw, out=a.out, vocab_size=a.vocab, seed=a.seed, tasks=a.tasks, maths=a.maths, talk=a.talk, processes=a.processes, families_only=a.families_only, compress=not a.plain))
+
+
+def _target(a: argparse.Namespace) -> None:
+    from kozue_train.model.config import TargetConfig
+    from kozue_train.stages.target import TargetOptions, run
+
+    config = TargetConfig(
+        vocab_size=a.vocab, hidden_size=a.hidden, intermediate_size=a.ffn, num_hidden_layers=a.layers, num_attention_heads=a.heads,
+        num_key_value_heads=a.kv_heads, head_dim=a.head_dim, linear_num_key_heads=a.linear_heads, linear_num_value_heads=a.linear_heads,
+        linear_key_head_dim=a.linear_dim, linear_value_head_dim=a.linear_dim,
+    )
+    run(TargetOptions(
+        data=a.data, out=a.out, config=config, planned_seconds=a.planned_seconds, call_seconds=a.call_seconds, max_steps=a.max_steps, rows=a.rows,
+        length=a.length, matrix_lr=a.matrix_lr, other_lr=a.other_lr, decay_from=a.decay_from, seed=a.seed, start_from=a.start_from, device=a.device,
+        fast=a.device == "cuda" and not a.plain, eval_every=a.eval_every, stable_copy=a.stable_copy,
+    ))
+
+
+def _plot(a: argparse.Namespace) -> None:
+    from kozue_train.log import plot
+
+    plot(a.log, a.out, ys=tuple(a.fields.split(",")))
+
+
+def _check(a: argparse.Namespace) -> None:
+    from kozue_train.stages.check import run
+
+    run(a.rows, a.length)
+
+
+def parser() -> argparse.ArgumentParser:
+    """All stages and their options."""
+    top = argparse.ArgumentParser(prog="kozue-train", description="Train Kozue's models: data, target, dflash, weaver, distill, eval.")
+    top.add_argument("--version", action="version", version=__version__)
+    sub = top.add_subparsers(dest="stage", required=True)
+
+    p = sub.add_parser("data", help="packages on disk -> manifest, tokenizer, token shards")
+    p.add_argument("--raw", type=Path, required=True, help="folder with wheels/*.whl, *.deb, *.tgz")
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--vocab", type=int, default=16384)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--tasks", type=int, default=400_000, help="conversations about programming tasks")
+    p.add_argument("--maths", type=int, default=200_000)
+    p.add_argument("--talk", type=int, default=100_000)
+    p.add_argument("--processes", type=int, default=2)
+    p.add_argument("--families-only", action="store_true", help="leave the combination tasks out (quick tests)")
+    p.add_argument("--plain", action="store_true", help="write shards uncompressed")
+    p.set_defaults(run=_data)
+
+    p = sub.add_parser("target", help="train kozue-nano")
+    p.add_argument("--data", type=Path, required=True)
+    p.add_argument("--out", type=Path, required=True)
+    for name, default in (("vocab", 16384), ("hidden", 768), ("ffn", 1792), ("layers", 12), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("linear-heads", 4), ("linear-dim", 128), ("rows", 64), ("length", 1024), ("seed", 0), ("max-steps", 10**9), ("eval-every", 500)):
+        p.add_argument(f"--{name}", type=int, default=default)
+    for name, value in (("planned-seconds", 1200.0), ("call-seconds", 540.0), ("matrix-lr", 3e-3), ("other-lr", 3e-3), ("decay-from", 0.6)):
+        p.add_argument(f"--{name}", type=float, default=value)
+    p.add_argument("--start-from", type=Path, help="HF folder whose weights to start from")
+    p.add_argument("--device", default="cuda")
+    p.add_argument("--plain", action="store_true", help="no Triton and no compilation")
+    p.add_argument("--stable-copy", action="store_true", help="also keep the weights from before the decay")
+    p.set_defaults(run=_target)
+
+    p = sub.add_parser("check-device", help="compare the fast kernels with plain PyTorch on this GPU and time them")
+    p.add_argument("--rows", type=int, default=16)
+    p.add_argument("--length", type=int, default=1024)
+    p.set_defaults(run=_check)
+
+    p = sub.add_parser("plot", help="SVG chart of a JSON lines log")
+    p.add_argument("log", type=Path)
+    p.add_argument("out", type=Path)
+    p.add_argument("--fields", default="loss")
+    p.set_defaults(run=_plot)
+    return top
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; wrong input ends with one line on standard error."""
+    args = parser().parse_args(argv)
+    try:
+        args.run(args)
+    except (FileNotFoundError, ValueError, FloatingPointError) as error:
+        print(f"kozue-train {args.stage}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
