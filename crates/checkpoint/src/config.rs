@@ -124,6 +124,28 @@ fn model(family: Family, tied: bool, text: &Fields) -> Result<ModelConfig, Error
     })
 }
 
+/// The shapes of a DFlash drafter, whose layers are Qwen3's.
+pub(crate) fn draft_shape(top: &Fields) -> Result<ModelConfig, Error> {
+    let hidden_size = top.required_size("hidden_size", MAX_WIDTH)?;
+    let count = top.required_size("num_hidden_layers", MAX_LAYERS)?;
+    Ok(ModelConfig {
+        family: Family::Qwen3,
+        vocab_size: top.required_size("vocab_size", MAX_VOCAB)?,
+        hidden_size,
+        intermediate_size: top.required_size("intermediate_size", MAX_WIDTH)?,
+        layers: vec![Mixer::Attention; count],
+        attention: attention(Family::Qwen3, hidden_size, top)?,
+        delta: None,
+        norm_eps: top.positive_f32("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_plus_one: false,
+        tied: false,
+        max_position: top
+            .size("max_position_embeddings", MAX_POSITION)?
+            .unwrap_or(32768),
+        mlp_bias: false,
+    })
+}
+
 fn layers(family: Family, text: &Fields) -> Result<Vec<Mixer>, Error> {
     let count = text.required_size("num_hidden_layers", MAX_LAYERS)?;
     if let Some(types) = text.list("layer_types")? {

@@ -126,21 +126,28 @@ impl Kozue {
             packed,
         })
     }
+}
 
-    fn packed(&self, name: &str, n: usize, k: usize) -> Result<Option<&PackedMatrix>, Error> {
-        let Some(matrix) = self.packed.get(name) else {
-            return Ok(None);
-        };
-        if (matrix.n(), matrix.k()) != (n, k) {
-            let path = self.shards.file(self.shards.get(name)?).path();
-            return Err(Error::shape(path, name, &[matrix.n(), matrix.k()], &[n, k]));
-        }
-        Ok(Some(matrix))
+/// The packed matrix `name`, if it is one; an error if it has other dimensions.
+pub(crate) fn find_packed<'p>(
+    packed: &'p BTreeMap<String, PackedMatrix>,
+    shards: &Shards,
+    name: &str,
+    n: usize,
+    k: usize,
+) -> Result<Option<&'p PackedMatrix>, Error> {
+    let Some(matrix) = packed.get(name) else {
+        return Ok(None);
+    };
+    if (matrix.n(), matrix.k()) != (n, k) {
+        let path = shards.file(shards.get(name)?).path();
+        return Err(Error::shape(path, name, &[matrix.n(), matrix.k()], &[n, k]));
     }
+    Ok(Some(matrix))
 }
 
 /// Every tensor that the metadata call packed, with its signs.
-fn packed_tensors(shards: &Shards) -> Result<BTreeMap<String, PackedMatrix>, Error> {
+pub(crate) fn packed_tensors(shards: &Shards) -> Result<BTreeMap<String, PackedMatrix>, Error> {
     let mut rotations: BTreeMap<String, Rotation> = BTreeMap::new();
     for info in shards.infos().filter(|info| info.name.starts_with(SIGNS)) {
         rotations.insert(info.name.clone(), read_signs(shards, &info.name)?);
@@ -232,7 +239,7 @@ impl Source for Kozue {
     }
 
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
-        match self.packed(name, n, k)? {
+        match find_packed(&self.packed, &self.shards, name, n, k)? {
             Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
             None => self.shards.matrix(name, n, k),
         }

@@ -6,9 +6,10 @@
 mod config;
 pub mod description;
 mod destination;
+mod drafter;
 mod error;
 mod fields;
-#[cfg(feature = "fuzzing")]
+#[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gguf;
@@ -17,23 +18,24 @@ mod kozue;
 mod layout;
 mod mapping;
 mod quantize;
+mod reads;
 mod safetensors;
 mod shards;
 mod source;
 mod text;
 mod writer;
 
-use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::path::Path;
 
 use kozue_kernels::Matrix;
 
 pub use description::Description;
+pub use drafter::{DFlashConfig, DraftMask, Drafter, DrafterKind, WeaverConfig};
 pub use error::Error;
 pub use quantize::{Options, Progress, Report, Size, TensorReport, quantize};
+pub use reads::Tensors;
 pub use source::TensorInfo;
 
 use config::ConfigFile;
@@ -41,14 +43,13 @@ use fields::read_object;
 use gguf::Gguf;
 use hugging_face::HuggingFace;
 use kozue::Kozue;
+use reads::Reads;
 use source::Source;
 
 /// An opened model: its description and its tensors, checked against each other.
 pub struct Checkpoint {
-    path: PathBuf,
     source: Box<dyn Source>,
-    tensors: HashMap<String, TensorInfo>,
-    read: Mutex<HashSet<String>>,
+    reads: Reads,
 }
 
 impl Checkpoint {
@@ -59,19 +60,14 @@ impl Checkpoint {
         let tensors = source.tensors();
         layout::check(path, &source.description().config, &tensors)?;
         Ok(Checkpoint {
-            path: path.to_path_buf(),
+            reads: Reads::new(path, tensors),
             source,
-            tensors: tensors
-                .into_iter()
-                .map(|info| (info.name.clone(), info))
-                .collect(),
-            read: Mutex::default(),
         })
     }
 
     /// The path that was opened.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.reads.path()
     }
 
     /// All that is known of the model besides its tensors.
@@ -81,66 +77,44 @@ impl Checkpoint {
 
     /// Whether there is a tensor of this name that is not set aside.
     pub fn has(&self, name: &str) -> bool {
-        self.tensors.get(name).is_some_and(|info| !info.aside)
+        self.reads.get(name).is_some_and(|info| !info.aside)
     }
 
     /// The matrix `name` with `n` outputs and `k` inputs; mapped wherever the format allows.
     pub fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
-        self.mark(name)?;
+        self.reads.mark(name)?;
         self.source.matrix(name, n, k)
     }
 
     /// The tensor `name` of `len` values, flattened (`[c, 1, k]` gives `c * k`), as f32.
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        self.mark(name)?;
+        self.reads.mark(name)?;
         self.source.vector(name, len)
     }
 
     /// Check that every tensor was read, save those recognised as belonging to other parts.
     pub fn finish(&self) -> Result<(), Error> {
-        let read = self
-            .read
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
-        let mut unread: Vec<&str> = self
-            .tensors
-            .values()
-            .filter(|info| !info.aside && !read.contains(&info.name))
-            .map(|info| info.name.as_str())
-            .collect();
-        unread.sort_unstable();
-        match unread.first() {
-            None => Ok(()),
-            Some(first) => Err(Error::Unexpected {
-                path: self.path.clone(),
-                count: unread.len(),
-                first: (*first).to_owned(),
-            }),
-        }
+        self.reads.finish()
     }
 
     /// Every tensor, sorted by name.
     pub fn tensors(&self) -> Vec<&TensorInfo> {
-        let mut all: Vec<_> = self.tensors.values().collect();
-        all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        all
+        self.reads.all()
     }
 
     /// What was done to the values at load, one line each; empty if they are as stored.
     pub fn source_note(&self) -> Vec<String> {
         self.source.notes()
     }
+}
 
-    fn mark(&self, name: &str) -> Result<(), Error> {
-        if !self.tensors.contains_key(name) {
-            return Err(Error::missing(&self.path, name));
-        }
-        let mut read = self
-            .read
-            .lock()
-            .unwrap_or_else(|poison| poison.into_inner());
-        read.insert(name.to_owned());
-        Ok(())
+impl Tensors for Checkpoint {
+    fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
+        Checkpoint::matrix(self, name, n, k)
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        Checkpoint::vector(self, name, len)
     }
 }
 

@@ -14,6 +14,14 @@ pub enum Error {
         /// What does not fit.
         reason: String,
     },
+    /// A drafter that does not fit the target.
+    #[error("{path}: drafter {reason}", path = path.display())]
+    Drafter {
+        /// The drafter's directory.
+        path: std::path::PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
     /// A token id outside the vocabulary.
     #[error("token {token} is outside the vocabulary of {vocab_size} tokens")]
     Token {

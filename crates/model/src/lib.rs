@@ -14,15 +14,19 @@
 
 mod attention;
 mod delta;
+mod dflash;
 mod error;
 mod mlp;
 mod model;
 mod pass;
 mod state;
 mod tree;
+mod weaver;
 
+pub use dflash::{DFlash, DFlashState};
 pub use error::Error;
 pub use model::Model;
 pub use pass::{Outputs, PassOutput, Rows, Segment};
 pub use state::State;
 pub use tree::Tree;
+pub use weaver::{Weave, WeaveNode, Weaver};

@@ -1,6 +1,6 @@
 //! The gated MLP: down(silu(gate(x)) * up(x)), as in Llama and every family since.
 
-use kozue_checkpoint::{Checkpoint, description::ModelConfig};
+use kozue_checkpoint::{Tensors, description::ModelConfig};
 use kozue_kernels::{Cpu, Linear, Scratch, linear, silu_mul};
 
 use crate::Error;
@@ -13,7 +13,7 @@ pub(crate) struct Mlp {
 
 impl Mlp {
     pub(crate) fn load(
-        checkpoint: &Checkpoint,
+        tensors: &impl Tensors,
         config: &ModelConfig,
         prefix: &str,
     ) -> Result<Self, Error> {
@@ -21,13 +21,13 @@ impl Mlp {
         let bias = config.mlp_bias;
         Ok(Self {
             gate_up: projection(
-                checkpoint,
+                tensors,
                 prefix,
                 &[("gate_proj", inner), ("up_proj", inner)],
                 hidden,
                 bias,
             )?,
-            down: projection(checkpoint, prefix, &[("down_proj", hidden)], inner, bias)?,
+            down: projection(tensors, prefix, &[("down_proj", hidden)], inner, bias)?,
         })
     }
 

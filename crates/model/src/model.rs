@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kozue_checkpoint::{
-    Checkpoint,
+    Checkpoint, Tensors,
     description::{Mixer, ModelConfig},
 };
 use kozue_kernels::{Cpu, KvType, Linear, Matrix, Rope, add_assign, linear, rms_norm};
@@ -367,7 +367,7 @@ pub(crate) fn norm_weight(
 
 /// Projections that read the same input, as one product whose outputs stand side by side.
 pub(crate) fn projection(
-    checkpoint: &Checkpoint,
+    tensors: &impl Tensors,
     prefix: &str,
     parts: &[(&str, usize)],
     inputs: usize,
@@ -375,10 +375,12 @@ pub(crate) fn projection(
 ) -> Result<Linear, Error> {
     let mut matrices = Vec::with_capacity(parts.len());
     let mut biases = Vec::new();
+    let dot = if prefix.is_empty() { "" } else { "." };
     for (part, outputs) in parts {
-        matrices.push(checkpoint.matrix(&format!("{prefix}.{part}.weight"), *outputs, inputs)?);
+        let name = format!("{prefix}{dot}{part}");
+        matrices.push(tensors.matrix(&format!("{name}.weight"), *outputs, inputs)?);
         if bias {
-            biases.extend(checkpoint.vector(&format!("{prefix}.{part}.bias"), *outputs)?);
+            biases.extend(tensors.vector(&format!("{name}.bias"), *outputs)?);
         }
     }
     Linear::new(matrices, bias.then_some(biases)).map_err(|reason| Error::Layer {

@@ -1,0 +1,281 @@
+//! Drafters: small networks that propose tokens for a target model, in directories of their own.
+//!
+//! A DFlash directory is what z-lab publishes: config.json (`DFlashDraftModel`) and safetensors
+//! with names such as `fc.weight` and `layers.0.self_attn.q_proj.weight`; embedding and head are
+//! the target's. A Weaver directory holds the `config` of its checkpoint as config.json and its
+//! `state_dict` as safetensors. Either may be quantised like a model of Kozue's own format.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use kozue_kernels::{Matrix, PackedMatrix};
+use serde_json::{Map, Value};
+
+use crate::config::draft_shape;
+use crate::description::ModelConfig;
+use crate::error::Error;
+use crate::fields::{Fields, read_object};
+use crate::kozue::{SIGNS, find_packed, packed_tensors};
+use crate::reads::{Reads, Tensors};
+use crate::shards::Shards;
+
+const MAX_BLOCK: usize = 1024;
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_LAYERS: usize = 256;
+
+/// A drafter's directory.
+pub struct Drafter {
+    kind: DrafterKind,
+    shards: Shards,
+    packed: BTreeMap<String, PackedMatrix>,
+    reads: Reads,
+}
+
+/// What a drafter is, with its settings.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DrafterKind {
+    /// Proposes a block of positions in one pass.
+    DFlash(DFlashConfig),
+    /// Makes the shortlists of a DFlash drafter agree.
+    Weaver(WeaverConfig),
+}
+
+/// Settings of a DFlash drafter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DFlashConfig {
+    /// Shapes of its layers; the vocabulary is the target's.
+    pub shape: ModelConfig,
+    /// What the rows of a block see, layer by layer.
+    pub masks: Vec<DraftMask>,
+    /// Rows of a block: the newest token and the positions drafted after it.
+    pub block: usize,
+    /// Token that stands for a position to be drafted.
+    pub mask_token: u32,
+    /// Layers of the target whose residual streams it reads, in this order.
+    pub taps: Vec<usize>,
+}
+
+/// What a row of a block sees in one layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftMask {
+    /// How many positions back; all of them where `None`.
+    pub window: Option<usize>,
+    /// Whether rows after it in the block are hidden.
+    pub causal: bool,
+}
+
+/// Settings of a Weaver.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeaverConfig {
+    /// Width of the target's hidden states and embeddings.
+    pub hidden_size: usize,
+    /// Width inside.
+    pub rank: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Attention heads; divides `rank`.
+    pub heads: usize,
+    /// Width inside the MLP.
+    pub intermediate_size: usize,
+    /// Deepest edge of a tree.
+    pub depth: usize,
+    /// Tokens of each depth that it chooses among.
+    pub candidates: usize,
+    /// Base of rotary positions; learned positions where `None`.
+    pub rope_base: Option<f64>,
+    /// Whether the MLP is SwiGLU (`gate_up_proj`, `down_proj`) and not GELU (`fc1`, `fc2`).
+    pub gated: bool,
+    /// Whether queries, keys and values are one tensor (`qkv_proj`).
+    pub fused: bool,
+}
+
+impl Drafter {
+    /// Opens a drafter's directory; tensors are mapped, not read.
+    ///
+    /// # Errors
+    /// If the directory holds no drafter, or its settings or files are damaged.
+    pub fn open(dir: &Path) -> Result<Drafter, Error> {
+        let config_path = dir.join("config.json");
+        if !config_path.exists() {
+            return Err(Error::NotAModel {
+                path: dir.to_path_buf(),
+                what: "there is no config.json; give a drafter's directory".to_owned(),
+            });
+        }
+        let map = read_object(&config_path)?;
+        let shards = Shards::open(dir, false)?;
+        let packed = packed_tensors(&shards)?;
+        shards.check_floats(|name| packed.contains_key(name) || name.starts_with(SIGNS))?;
+        // Signs are read through the matrices that they rotate.
+        let infos = shards
+            .infos()
+            .filter(|info| !info.name.starts_with(SIGNS))
+            .collect::<Vec<_>>();
+        let has = |name: &str| infos.iter().any(|info| info.name == name);
+        let kind = if map.contains_key("d_rank") {
+            DrafterKind::Weaver(weaver(&config_path, &map, has)?)
+        } else {
+            DrafterKind::DFlash(dflash(&config_path, &map)?)
+        };
+        Ok(Drafter {
+            kind,
+            reads: Reads::new(dir, infos),
+            shards,
+            packed,
+        })
+    }
+
+    /// What it is, with its settings.
+    pub fn kind(&self) -> &DrafterKind {
+        &self.kind
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> &Path {
+        self.reads.path()
+    }
+
+    /// Check that every tensor was read.
+    ///
+    /// # Errors
+    /// If one was not.
+    pub fn finish(&self) -> Result<(), Error> {
+        self.reads.finish()
+    }
+}
+
+impl Tensors for Drafter {
+    fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
+        self.reads.mark(name)?;
+        match find_packed(&self.packed, &self.shards, name, n, k)? {
+            Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
+            None => self.shards.matrix(name, n, k),
+        }
+    }
+
+    fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        self.reads.mark(name)?;
+        self.shards.vector(name, len)
+    }
+}
+
+fn dflash(path: &Path, map: &Map<String, Value>) -> Result<DFlashConfig, Error> {
+    let top = Fields::new(path, map);
+    let Some(inner) = top.object("dflash_config")? else {
+        return Err(top.error(
+            "dflash_config",
+            "is missing; a drafter is a DFlash directory (dflash_config) or a Weaver (d_rank)",
+        ));
+    };
+    let shape = draft_shape(&top)?;
+    let block = match inner.size("block_size", MAX_BLOCK)? {
+        Some(block) => block,
+        None => top.required_size("block_size", MAX_BLOCK)?,
+    };
+    if block < 2 {
+        return Err(top.error("block_size", "must be at least 2"));
+    }
+    let one = |name: &str| -> Result<u32, Error> {
+        match inner.token_ids(name)?.as_deref() {
+            Some([id]) => Ok(*id),
+            _ => Err(inner.error(name, "must be one token id")),
+        }
+    };
+    let taps: Vec<usize> = inner
+        .token_ids("target_layer_ids")?
+        .unwrap_or_default()
+        .into_iter()
+        .map(|id| id as usize)
+        .collect();
+    if taps.is_empty() || taps.len() > MAX_LAYERS {
+        return Err(inner.error("target_layer_ids", "must name some of the target's layers"));
+    }
+    // The reference implementation: a sliding layer is causal unless is_causal says otherwise,
+    // a full layer is not.
+    let causal = match inner.flag("is_causal")? {
+        Some(causal) => Some(causal),
+        None => top.flag("is_causal")?,
+    };
+    let window = top.size("sliding_window", MAX_WIDTH)?;
+    let masks = match top.list("layer_types")? {
+        None => vec![
+            DraftMask {
+                window: None,
+                causal: false
+            };
+            shape.layers.len()
+        ],
+        Some(types) => types
+            .iter()
+            .map(|kind| match kind.as_str() {
+                Some("full_attention") => Ok(DraftMask {
+                    window: None,
+                    causal: false,
+                }),
+                Some("sliding_attention") => match window {
+                    Some(_) => Ok(DraftMask {
+                        window,
+                        causal: causal.unwrap_or(true),
+                    }),
+                    None => Err(top.error("sliding_window", "is missing")),
+                },
+                _ => Err(top.error("layer_types", format!("{kind} is not supported"))),
+            })
+            .collect::<Result<_, _>>()?,
+    };
+    if masks.len() != shape.layers.len() {
+        return Err(top.error(
+            "layer_types",
+            format!(
+                "names {} layers, not num_hidden_layers, {}",
+                masks.len(),
+                shape.layers.len()
+            ),
+        ));
+    }
+    Ok(DFlashConfig {
+        shape,
+        masks,
+        block,
+        mask_token: one("mask_token_id")?,
+        taps,
+    })
+}
+
+fn weaver(
+    path: &Path,
+    map: &Map<String, Value>,
+    has: impl Fn(&str) -> bool,
+) -> Result<WeaverConfig, Error> {
+    let top = Fields::new(path, map);
+    let size = |name: &str| top.required_size(name, MAX_WIDTH);
+    let config = WeaverConfig {
+        hidden_size: size("d_model")?,
+        rank: size("d_rank")?,
+        layers: top.required_size("num_layers", MAX_LAYERS)?,
+        heads: size("num_heads")?,
+        intermediate_size: size("mlp_dim")?,
+        depth: top.required_size("K", MAX_BLOCK)?,
+        candidates: size("candidate_pool_size")?,
+        rope_base: if has("pos_emb") {
+            None
+        } else {
+            Some(top.positive("rope_base")?.unwrap_or(10_000.0))
+        },
+        gated: has("blocks.0.gate_up_proj.weight"),
+        fused: has("blocks.0.qkv_proj.weight"),
+    };
+    if size("d_embed")? != config.hidden_size {
+        return Err(top.error("d_embed", "must equal d_model"));
+    }
+    if !config.rank.is_multiple_of(2 * config.heads) {
+        return Err(top.error(
+            "num_heads",
+            format!(
+                "{} heads of even width do not make up d_rank, {}",
+                config.heads, config.rank
+            ),
+        ));
+    }
+    Ok(config)
+}

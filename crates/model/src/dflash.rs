@@ -1,0 +1,325 @@
+//! The DFlash drafter (arXiv 2602.06036): a small decoder that fills a block of masks in one
+//! pass, reading hidden states of the target as extra keys and values.
+//!
+//! ```text
+//! c     = rms_norm(fc(concat of the tapped residual streams))            per committed token
+//! K, V  = [Wk c ; Wk h], [Wv c ; Wv h]     h = normed rows of the block, in every layer
+//! block = embed([newest token, mask, mask, ...]), at the positions from the newest token on
+//! ```
+//!
+//! Row i >= 1 proposes the token at its own position. Embeddings and head are the target's.
+
+use kozue_checkpoint::{DFlashConfig, Drafter, DrafterKind, Tensors};
+use kozue_kernels::{
+    Cpu, Heads, KvCache, KvType, Linear, Rope, Visible, add_assign, attention, linear, rms_norm,
+    rms_norm_heads,
+};
+
+use crate::mlp::Mlp;
+use crate::model::projection;
+use crate::{Error, Model};
+
+/// The weights of a DFlash drafter.
+pub struct DFlash {
+    config: DFlashConfig,
+    /// Tapped streams side by side, to the drafter's width.
+    fc: Linear,
+    context_norm: Vec<f32>,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    rope: Rope,
+    q_at: Heads,
+}
+
+struct Layer {
+    /// How far back a row sees; `None` for all of the context.
+    window: Option<usize>,
+    /// Whether a row of the block sees only the rows before it.
+    causal: bool,
+    input_norm: Vec<f32>,
+    q: Linear,
+    /// Keys, then values.
+    kv: Linear,
+    output: Linear,
+    q_norm: Vec<f32>,
+    k_norm: Vec<f32>,
+    post_norm: Vec<f32>,
+    mlp: Mlp,
+}
+
+/// What a drafter remembers of one sequence: keys and values made from the target's features.
+#[derive(Clone)]
+pub struct DFlashState {
+    len: usize,
+    caches: Vec<KvCache>,
+}
+
+impl DFlashState {
+    /// Number of tokens whose features were read.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no features were read yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of memory held.
+    pub fn bytes(&self) -> usize {
+        self.caches.iter().map(KvCache::bytes).sum()
+    }
+}
+
+impl DFlash {
+    /// Reads the drafter's tensors.
+    ///
+    /// # Errors
+    /// If a tensor is missing, extra or misshapen, or the drafter was made for a target of another
+    /// width or vocabulary.
+    pub fn load(drafter: &Drafter, target: &Model) -> Result<Self, Error> {
+        let of = target.config();
+        let mismatch = |reason: String| Error::Drafter {
+            path: drafter.path().to_path_buf(),
+            reason,
+        };
+        let DrafterKind::DFlash(config) = drafter.kind().clone() else {
+            return Err(mismatch("is no DFlash drafter".to_string()));
+        };
+        if config.shape.hidden_size != of.hidden_size {
+            return Err(mismatch(format!(
+                "made for a target of width {}, this one has {}",
+                config.shape.hidden_size, of.hidden_size
+            )));
+        }
+        if let Some(tap) = config.taps.iter().find(|&&tap| tap >= of.layers.len()) {
+            return Err(mismatch(format!(
+                "reads layer {tap} of a target that has {} layers",
+                of.layers.len()
+            )));
+        }
+        if config.mask_token as usize >= of.vocab_size {
+            return Err(mismatch(format!(
+                "its mask token {} is outside the target's vocabulary of {}",
+                config.mask_token, of.vocab_size
+            )));
+        }
+        let shape = &config.shape;
+        let hidden = shape.hidden_size;
+        let norm = |name: &str, len: usize| drafter.vector(&format!("{name}.weight"), len);
+        let layers = config
+            .masks
+            .iter()
+            .enumerate()
+            .map(|(index, mask)| {
+                let prefix = format!("layers.{index}");
+                let attn = format!("{prefix}.self_attn");
+                let (bias, head) = (shape.attention.qkv_bias, shape.attention.head_dim);
+                let q_width = shape.attention.heads * head;
+                let kv_width = shape.attention.kv_heads * head;
+                Ok(Layer {
+                    window: mask.window,
+                    causal: mask.causal,
+                    input_norm: norm(&format!("{prefix}.input_layernorm"), hidden)?,
+                    q: projection(drafter, &attn, &[("q_proj", q_width)], hidden, bias)?,
+                    kv: projection(
+                        drafter,
+                        &attn,
+                        &[("k_proj", kv_width), ("v_proj", kv_width)],
+                        hidden,
+                        bias,
+                    )?,
+                    output: projection(
+                        drafter,
+                        &attn,
+                        &[("o_proj", hidden)],
+                        q_width,
+                        shape.attention.output_bias,
+                    )?,
+                    q_norm: norm(&format!("{attn}.q_norm"), head)?,
+                    k_norm: norm(&format!("{attn}.k_norm"), head)?,
+                    post_norm: norm(&format!("{prefix}.post_attention_layernorm"), hidden)?,
+                    mlp: Mlp::load(drafter, shape, &format!("{prefix}.mlp"))?,
+                })
+            })
+            .collect::<Result<_, Error>>()?;
+        let loaded = Self {
+            fc: projection(
+                drafter,
+                "",
+                &[("fc", hidden)],
+                hidden * config.taps.len(),
+                false,
+            )?,
+            context_norm: norm("hidden_norm", hidden)?,
+            layers,
+            norm: norm("norm", hidden)?,
+            rope: Rope::new(
+                shape.attention.rope.inverse_frequencies(),
+                of.max_position + config.block,
+            ),
+            q_at: Heads::packed(shape.attention.heads, shape.attention.head_dim),
+            config,
+        };
+        drafter.finish()?;
+        Ok(loaded)
+    }
+
+    /// Layers of the target whose residual streams [`DFlash::observe`] wants, in this order.
+    pub fn taps(&self) -> &[usize] {
+        &self.config.taps
+    }
+
+    /// Rows of one block: the newest token and the positions after it.
+    pub fn block(&self) -> usize {
+        self.config.block
+    }
+
+    /// Memory of a sequence of which nothing was read yet.
+    pub fn new_state(&self) -> DFlashState {
+        let shape = &self.config.shape.attention;
+        let cache = || KvCache::new(shape.kv_heads, shape.head_dim, KvType::F16);
+        DFlashState {
+            len: 0,
+            caches: self.layers.iter().map(|_| cache()).collect(),
+        }
+    }
+
+    /// Takes in the features of the next committed tokens, rows x (taps x hidden size).
+    pub fn observe(&self, cpu: &Cpu, state: &mut DFlashState, features: &[f32]) {
+        let hidden = self.config.shape.hidden_size;
+        let rows = features.len() / self.fc.inputs();
+        let mut projected = cpu.scratch(rows * hidden);
+        linear(cpu, &self.fc, features, &mut projected);
+        let mut context = cpu.scratch(rows * hidden);
+        rms_norm(
+            cpu,
+            &projected,
+            &self.context_norm,
+            self.eps(),
+            &mut context,
+        );
+        let positions = positions(state.len, rows);
+        for (layer, cache) in self.layers.iter().zip(&mut state.caches) {
+            self.write_kv(cpu, layer, cache, &context, &positions);
+        }
+        state.len += rows;
+    }
+
+    /// Fills the block that starts with `token`, the newest one, which the features do not cover
+    /// yet. Returns the rows after the first, (block - 1) x hidden size, ready for the head.
+    ///
+    /// # Errors
+    /// If the token is outside the vocabulary.
+    pub fn draft(
+        &self,
+        cpu: &Cpu,
+        target: &Model,
+        state: &mut DFlashState,
+        token: u32,
+    ) -> Result<Vec<f32>, Error> {
+        let shape = &self.config.shape;
+        let (hidden, rows) = (shape.hidden_size, self.config.block);
+        let (q_at, scale) = (self.q_at, (shape.attention.head_dim as f32).powf(-0.5));
+        let mut x = cpu.scratch(rows * hidden);
+        for (row, x) in x.chunks_exact_mut(hidden).enumerate() {
+            target.embed(
+                if row == 0 {
+                    token
+                } else {
+                    self.config.mask_token
+                },
+                x,
+            )?;
+        }
+        let positions = positions(state.len, rows);
+        let mut normed = cpu.scratch(rows * hidden);
+        let mut q = cpu.scratch(rows * q_at.row);
+        let mut mixed = cpu.scratch(rows * q_at.row);
+        let mut out = cpu.scratch(rows * hidden);
+        for (layer, cache) in self.layers.iter().zip(&mut state.caches) {
+            rms_norm(cpu, &x, &layer.input_norm, self.eps(), &mut normed);
+            linear(cpu, &layer.q, &normed, &mut q);
+            rms_norm_heads(cpu, &mut q, q_at, &layer.q_norm, self.eps());
+            self.rope.apply(cpu, &mut q, q_at, &positions);
+            // The block's keys and values lie past the context and are written over next time.
+            self.write_kv(cpu, layer, cache, &normed, &positions);
+            let tails: Vec<Vec<u32>> = (0..rows)
+                .map(|row| layer.tail(state.len, row, rows))
+                .collect();
+            let prefix = if layer.window.is_some() { 0 } else { state.len };
+            let visible: Vec<Visible> = tails
+                .iter()
+                .map(|tail| Visible {
+                    first: 0,
+                    prefix,
+                    tail,
+                })
+                .collect();
+            attention(cpu, cache, (&q, q_at), &visible, scale, &mut mixed);
+            linear(cpu, &layer.output, &mixed, &mut out);
+            add_assign(cpu, &mut x, &out);
+            rms_norm(cpu, &x, &layer.post_norm, self.eps(), &mut normed);
+            let inner = layer.mlp.forward(cpu, &normed, rows);
+            add_assign(cpu, &mut x, &inner);
+        }
+        rms_norm(cpu, &x, &self.norm, self.eps(), &mut normed);
+        Ok(normed[hidden..].to_vec())
+    }
+
+    fn eps(&self) -> f32 {
+        self.config.shape.norm_eps
+    }
+
+    /// Keys and values of `x` into the cache at `positions`.
+    fn write_kv(
+        &self,
+        cpu: &Cpu,
+        layer: &Layer,
+        cache: &mut KvCache,
+        x: &[f32],
+        positions: &[u32],
+    ) {
+        let shape = &self.config.shape.attention;
+        let (heads, dim) = (shape.kv_heads, shape.head_dim);
+        let row = 2 * heads * dim;
+        let k_at = Heads {
+            row,
+            offset: 0,
+            pitch: dim,
+            count: heads,
+            dim,
+        };
+        let v_at = Heads {
+            offset: heads * dim,
+            ..k_at
+        };
+        let mut kv = cpu.scratch(positions.len() * row);
+        linear(cpu, &layer.kv, x, &mut kv);
+        rms_norm_heads(cpu, &mut kv, k_at, &layer.k_norm, self.eps());
+        self.rope.apply(cpu, &mut kv, k_at, positions);
+        if let Some(&first) = positions.first() {
+            cache.write_rows(cpu, first as usize, (&kv, k_at), (&kv, v_at));
+        }
+    }
+}
+
+impl Layer {
+    /// Slots that row `row` of a block sees besides the prefix: of the block all rows, or, where
+    /// the layer is causal, those up to itself; before the block, where the layer has a window,
+    /// what lies less than a window away (on both sides where it is not causal).
+    fn tail(&self, len: usize, row: usize, rows: usize) -> Vec<u32> {
+        let first = self
+            .window
+            .map_or(len, |window| (len + row + 1).saturating_sub(window));
+        let end = if self.causal { row + 1 } else { rows };
+        let end = self.window.map_or(end, |window| end.min(row + window));
+        (first as u32..(len + end) as u32).collect()
+    }
+}
+
+fn positions(from: usize, rows: usize) -> Vec<u32> {
+    (from..from + rows)
+        .map(|position| position as u32)
+        .collect()
+}
