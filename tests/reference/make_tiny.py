@@ -82,7 +82,7 @@ MODELS = {
                     "llama-bpe", {}),
     # Rows of 256 for the K-quants; only GGUF files of it are kept.
     "llama-256": (llama(256, 4, 2, 256, 1, {"rope_type": "default", "rope_theta": 1e4}, tied=True),
-                  "llama-bpe", {"scratch": True}),
+                  "llama-bpe", {"scratch": True, "varied": (10, 3)}),
 }
 
 SHORT = [17, 205, 3, 99, 258]
