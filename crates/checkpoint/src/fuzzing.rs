@@ -59,3 +59,52 @@ pub fn read_all(checkpoint: &Checkpoint) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// Inputs to start from, and those that fuzzing once failed on.
+    fn inputs(target: &str) -> Vec<PathBuf> {
+        let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+        let folders = ["seeds", "found"].map(|kind| fuzz.join(kind).join(target));
+        let files = folders
+            .iter()
+            .filter_map(|folder| fs::read_dir(folder).ok());
+        let mut paths: Vec<PathBuf> = files.flatten().flatten().map(|file| file.path()).collect();
+        paths.sort();
+        assert!(!paths.is_empty(), "no inputs for {target}");
+        paths
+    }
+
+    #[test]
+    fn kept_safetensors_files() {
+        for path in inputs("safetensors") {
+            safetensors(&fs::read(path).expect("it was listed"));
+        }
+    }
+
+    #[test]
+    fn kept_settings() {
+        for path in inputs("config") {
+            let text = fs::read(&path).expect("it was listed");
+            config(&text);
+        }
+    }
+
+    #[test]
+    fn kept_gguf_files() {
+        for path in inputs("gguf") {
+            match Checkpoint::open(&path) {
+                Ok(checkpoint) => read_all(&checkpoint),
+                Err(error) => {
+                    let seed = path.to_string_lossy().contains("seeds");
+                    assert!(!seed, "{error}");
+                }
+            }
+        }
+    }
+}
