@@ -17,8 +17,7 @@
 //! A chain, a tree and a later commit all do exactly this, so they agree to the bit.
 //!
 //! Columns are walked in pairs of blocks, 16 KiB of state for a key of 128, which stay in the first
-//! cache for all rows: the state is read and written once however many rows there are. Writing a
-//! token's state and reading it for the next token are one pass.
+//! cache for many rows. Writing a token's state and reading it for the next token are one pass.
 
 mod gates;
 mod plan;
@@ -151,19 +150,50 @@ impl<'a> DeltaRows<'a> {
         rows
     }
 
-    /// What one value head of one row reads.
-    #[inline(always)]
-    pub(crate) fn head(&self, shape: &DeltaShape, row: usize, head: usize) -> Token<'a> {
-        let mixed = &self.mixed[row * shape.mixed()..][..shape.mixed()];
-        let (q, rest) = mixed.split_at(shape.key_heads * shape.key_dim);
-        let (k, v) = rest.split_at(shape.key_heads * shape.key_dim);
+    /// What one value head reads.
+    pub(crate) fn head(&self, shape: &DeltaShape, head: usize) -> HeadRows<'a> {
+        let keys = shape.key_heads * shape.key_dim;
         let key = head / (shape.value_heads / shape.key_heads) * shape.key_dim;
+        HeadRows {
+            rows: *self,
+            mixed: shape.mixed(),
+            heads: shape.value_heads,
+            head,
+            key_dim: shape.key_dim,
+            value_dim: shape.value_dim,
+            q: key,
+            k: keys + key,
+            v: 2 * keys + head * shape.value_dim,
+        }
+    }
+}
+
+/// The rows of one value head.
+#[derive(Clone, Copy)]
+pub(crate) struct HeadRows<'a> {
+    rows: DeltaRows<'a>,
+    /// Width of a row.
+    mixed: usize,
+    heads: usize,
+    head: usize,
+    key_dim: usize,
+    value_dim: usize,
+    /// Where the head's query, key and value lie in a row.
+    q: usize,
+    k: usize,
+    v: usize,
+}
+
+impl<'a> HeadRows<'a> {
+    #[inline(always)]
+    pub(crate) fn at(&self, row: usize) -> Token<'a> {
+        let mixed = &self.rows.mixed[row * self.mixed..][..self.mixed];
         Token {
-            q: &q[key..][..shape.key_dim],
-            k: &k[key..][..shape.key_dim],
-            v: &v[head * shape.value_dim..][..shape.value_dim],
-            alpha: self.alpha[row * shape.value_heads + head],
-            beta: self.beta[row * shape.value_heads + head],
+            q: &mixed[self.q..][..self.key_dim],
+            k: &mixed[self.k..][..self.key_dim],
+            v: &mixed[self.v..][..self.value_dim],
+            alpha: self.rows.alpha[row * self.heads + self.head],
+            beta: self.rows.beta[row * self.heads + self.head],
         }
     }
 }
@@ -236,21 +266,24 @@ pub fn delta_advance(
     }
     let data = Shared::new(&mut state.data);
     let work = TOGETHER * 32 * path.len() * shape.key_dim;
-    over_columns(cpu, shape, work, &|head, blocks| {
-        let first = head * shape.blocks() + blocks.start;
-        // SAFETY: blocks are disjoint.
-        let state =
-            unsafe { data.part(first * shape.block()..(first + blocks.len()) * shape.block()) };
-        let replay = Replay {
-            shape: &shape,
-            rows,
-            path,
-            head,
-            block: blocks.start,
-            state,
-            updates,
-        };
-        dispatch(cpu.isa(), replay);
+    over_columns(cpu, shape, work, &|head, groups| {
+        for group in groups {
+            let block = group * TOGETHER;
+            let blocks = TOGETHER.min(shape.blocks() - block);
+            let first = head * shape.blocks() + block;
+            let at = first * shape.block()..(first + blocks) * shape.block();
+            let replay = Replay {
+                shape: &shape,
+                rows,
+                path,
+                head,
+                block,
+                // SAFETY: blocks are disjoint.
+                state: unsafe { data.part(at) },
+                updates,
+            };
+            dispatch(cpu.isa(), replay);
+        }
     });
 }
 
@@ -280,35 +313,43 @@ fn walk(
         return;
     }
     let mut products = cpu.scratch::<f32>(m * shape.key_heads);
-    dispatch(
-        cpu.isa(),
-        Products {
+    let parts = Shared::new(&mut products);
+    for_rows(cpu, m, 2 * shape.key_heads * shape.key_dim, &|range| {
+        let products = Products {
             shape: &shape,
-            rows,
-            out: &mut products,
-        },
-    );
+            mixed: &rows.mixed[range.start * shape.mixed()..range.end * shape.mixed()],
+            // SAFETY: ranges of rows are disjoint.
+            out: unsafe { parts.part(range.start * shape.key_heads..range.end * shape.key_heads) },
+        };
+        dispatch(cpu.isa(), products);
+    });
     let (out, updates) = (Shared::new(out), updates.map(Shared::new));
     let work = TOGETHER * 64 * m * shape.key_dim;
-    over_columns(cpu, shape, work, &|head, blocks| {
+    over_columns(cpu, shape, work, &|head, groups| {
         let mut buffers = cpu.scratch(plan.buffers * TOGETHER * shape.block());
-        let walk = Walk {
-            shape: &shape,
-            plan,
-            rows,
-            products: &products,
-            head,
-            block: blocks.start,
-            live: live.block(&shape, head * shape.blocks() + blocks.start),
-            buffers: &mut buffers,
-            out: &out,
-            updates: updates.as_ref(),
-        };
-        dispatch(cpu.isa(), walk);
+        // All columns of a head take the rows of a part while these are in the second cache.
+        for steps in plan.parts() {
+            for group in groups.clone() {
+                let block = group * TOGETHER;
+                let walk = Walk {
+                    shape: &shape,
+                    steps,
+                    rows,
+                    products: &products,
+                    head,
+                    block,
+                    live: live.block(&shape, head * shape.blocks() + block),
+                    buffers: &mut buffers,
+                    out: &out,
+                    updates: updates.as_ref(),
+                };
+                dispatch(cpu.isa(), walk);
+            }
+        }
     });
 }
 
-/// Calls `f` with every value head and every range of up to `TOGETHER` of its blocks of columns.
+/// Calls `f` with every value head and ranges of its groups of `TOGETHER` blocks of columns.
 fn over_columns(
     cpu: &Cpu,
     shape: DeltaShape,
@@ -317,9 +358,12 @@ fn over_columns(
 ) {
     let groups = shape.blocks().div_ceil(TOGETHER);
     for_rows(cpu, shape.value_heads * groups, work, &|range| {
-        for i in range {
-            let first = i % groups * TOGETHER;
-            f(i / groups, first..shape.blocks().min(first + TOGETHER));
+        let mut at = range.start;
+        while at < range.end {
+            let (head, first) = (at / groups, at % groups);
+            let last = groups.min(first + range.end - at);
+            f(head, first..last);
+            at += last - first;
         }
     });
 }
@@ -327,7 +371,7 @@ fn over_columns(
 /// q . k of every row and key head.
 struct Products<'a> {
     shape: &'a DeltaShape,
-    rows: DeltaRows<'a>,
+    mixed: &'a [f32],
     out: &'a mut [f32],
 }
 
@@ -338,7 +382,7 @@ impl Kernel for Products<'_> {
     fn run<S: Simd>(self, s: S) {
         let shape = self.shape;
         let keys = shape.key_heads * shape.key_dim;
-        let mixed = self.rows.mixed.chunks_exact(shape.mixed());
+        let mixed = self.mixed.chunks_exact(shape.mixed());
         for (mixed, out) in mixed.zip(self.out.chunks_exact_mut(shape.key_heads)) {
             let (q, k) = mixed[..2 * keys].split_at(keys);
             let heads = q

@@ -234,7 +234,8 @@ impl<'a> Solve<'a> {
         let (shape, keys, m) = (self.shape, self.keys, self.keys.rows);
         let blocks = shape.blocks();
         let width = blocks * LANES;
-        let token = |i: usize| self.rows.head(shape, self.first + i, self.head);
+        let head = self.rows.head(shape, self.head);
+        let token = |i: usize| head.at(self.first + i);
 
         // S^T k and S^T q.
         let mut d = self.cpu.scratch::<f32>(m * width);
@@ -421,9 +422,10 @@ impl Kernel for Advancing<'_> {
         let width = shape.blocks() * LANES;
         // K^T with the decays from each row to the last.
         let mut scaled = solve.cpu.scratch::<f32>(shape.key_dim * A_ROW);
+        let head = solve.rows.head(shape, solve.head);
         for i in 0..m {
             let ratio = solved.ratios[(m - 1) * A_ROW + i];
-            let k = solve.rows.head(shape, solve.first + i, solve.head).k;
+            let k = head.at(solve.first + i).k;
             for (d, k) in k.iter().enumerate() {
                 scaled[d * A_ROW + i] = ratio * k;
             }

@@ -18,6 +18,10 @@ const _: () = assert!(PAGE == A_ROW);
 /// With at least this many queries it pays to widen keys and values once for all of them.
 const WIDEN: usize = 12;
 
+/// Positions whose values are mixed in one go when they are read as stored: few enough for them to
+/// be read once, in order, though sixty-four columns are taken at a time.
+const RUN: usize = 32;
+
 /// What all tasks of a call share.
 pub(super) struct Call<'a, T> {
     pub(super) cpu: &'a Cpu,
@@ -194,7 +198,10 @@ impl<T: Element> Kernel for Block<'_, T> {
                 if wide {
                     mix(s, &wide_values, width, positions, queries, a, c, record);
                 } else {
-                    mix(s, values, width, positions, queries, a, c, record);
+                    for from in positions.clone().step_by(RUN) {
+                        let run = from..positions.end.min(from + RUN);
+                        mix(s, values, width, run, queries, a, c, record);
+                    }
                 }
             };
             // Tiles of queries share the slots that all their rows see; what only some see comes

@@ -26,7 +26,12 @@ pub(super) struct Step {
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
     pub(super) buffers: usize,
+    /// Steps of a part; only the last may be shorter.
+    part: usize,
 }
+
+/// Steps of a chain that are run before the next columns are.
+const PART: usize = 64;
 
 impl Plan {
     /// A chain that leaves its last state in place of the first.
@@ -35,12 +40,18 @@ impl Plan {
             node,
             from: Place::Live,
             to: Some(Place::Live),
-            feeds_next: node + 1 < m,
+            feeds_next: node + 1 < m && !(node + 1).is_multiple_of(PART),
         });
         Self {
             steps: steps.collect(),
             buffers: 0,
+            part: PART,
         }
+    }
+
+    /// Parts that can be run one after the other with nothing but the live state between them.
+    pub(super) fn parts(&self) -> impl Iterator<Item = &[Step]> {
+        self.steps.chunks(self.part)
     }
 
     /// A tree that leaves the live state alone. Nodes are run depth first, and a node's last child
@@ -95,7 +106,11 @@ impl Plan {
                 feeds_next: to.is_some(),
             });
         }
-        Self { steps, buffers }
+        Self {
+            steps,
+            buffers,
+            part: m.max(1),
+        }
     }
 }
 

@@ -24,7 +24,7 @@ fn published(tokens: &Tokens, states: &mut [Vec<Vec<f64>>]) -> Vec<f64> {
     let mut out = vec![];
     for row in 0..m {
         for (head, state) in states.iter_mut().enumerate() {
-            let t = tokens.rows().head(shape, row, head);
+            let t = tokens.rows().head(shape, head).at(row);
             state
                 .iter_mut()
                 .flatten()
@@ -57,7 +57,7 @@ fn documented(tokens: &Tokens, head: usize, state: &mut [Vec<f32>]) -> Vec<Vec<f
     };
     (0..m)
         .map(|row| {
-            let t = tokens.rows().head(shape, row, head);
+            let t = tokens.rows().head(shape, head).at(row);
             let qk = Portable.dot(t.q, t.k);
             (0..shape.value_dim)
                 .map(|j| {
@@ -85,11 +85,12 @@ fn shapes() -> impl Strategy<Value = DeltaShape> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn a_chain_matches_the_documented_order_however_it_is_split(
-        shape in shapes(), m in 1usize..30, cut in 0usize..30, seed: u64,
+        shape in shapes(), m in prop_oneof![3 => 1usize..30, 1 => 60usize..140], cut in 0usize..70,
+        seed: u64,
     ) {
         let tokens = Tokens::new(shape, m, seed);
         let start = used_state(shape, seed);

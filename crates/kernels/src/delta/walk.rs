@@ -3,17 +3,21 @@
 use crate::lanes::{Kernel, LANES, Simd};
 use crate::rows::Shared;
 
-use super::plan::{Place, Plan};
+use super::plan::{Place, Step};
 use super::{DeltaRows, DeltaShape, Token};
 
 /// Blocks of sixteen columns that are walked together: enough chains of multiply-adds to keep two
 /// units busy, few enough for a tree's states to stay in the first cache.
 pub(super) const TOGETHER: usize = 2;
 
+/// How many steps ahead a token's inputs are fetched. Rows lie far apart, so that the processor
+/// does not guess them.
+const AHEAD: usize = 2;
+
 /// Up to `TOGETHER` blocks of columns of one value head.
 pub(super) struct Walk<'a> {
     pub(super) shape: &'a DeltaShape,
-    pub(super) plan: &'a Plan,
+    pub(super) steps: &'a [Step],
     pub(super) rows: DeltaRows<'a>,
     /// q . k of every row and key head.
     pub(super) products: &'a [f32],
@@ -50,7 +54,9 @@ impl Walk<'_> {
     fn columns<S: Simd, const N: usize>(&self, s: S, skip: usize) {
         let shape = self.shape;
         let size = shape.block();
-        let groups = shape.value_heads / shape.key_heads;
+        let key_head = self.head / (shape.value_heads / shape.key_heads);
+        let rows = self.rows.head(shape, self.head);
+        let steps = self.steps;
         let place = |place: Place| -> *mut f32 {
             match place {
                 Place::Live => self.live.wrapping_add(skip * size),
@@ -64,8 +70,14 @@ impl Walk<'_> {
         let column = (self.block + skip) * LANES;
         let columns = column..shape.value_dim.min(column + N * LANES);
         let mut carried = None;
-        for (i, step) in self.plan.steps.iter().enumerate() {
-            let token = self.rows.head(shape, step.node, self.head);
+        for (i, step) in steps.iter().enumerate() {
+            let token = rows.at(step.node);
+            if let Some(later) = steps.get(i + AHEAD) {
+                let later = rows.at(later.node);
+                prefetch(s, later.q);
+                prefetch(s, later.k);
+                prefetch(s, &later.v[columns.clone()]);
+            }
             let from = place(step.from);
             let [u, w] = match carried.take() {
                 Some(sums) => sums,
@@ -75,8 +87,7 @@ impl Walk<'_> {
             let v = load::<S, N>(s, &token.v[columns.clone()]);
             let alpha = s.splat(token.alpha);
             let (minus_alpha, beta) = (s.splat(-token.alpha), s.splat(token.beta));
-            let product = self.products[step.node * shape.key_heads + self.head / groups];
-            let product = s.splat(product);
+            let product = s.splat(self.products[step.node * shape.key_heads + key_head]);
             let (mut d, mut o) = ([s.zero(); N], [s.zero(); N]);
             for j in 0..N {
                 d[j] = s.mul(beta, s.mul_add(minus_alpha, u[j], v[j]));
@@ -93,9 +104,7 @@ impl Walk<'_> {
             let Some(to) = step.to else { continue };
             let to = place(to);
             if step.feeds_next {
-                let next = self
-                    .rows
-                    .head(shape, self.plan.steps[i + 1].node, self.head);
+                let next = rows.at(steps[i + 1].node);
                 // SAFETY: as above; only buffers and, for a chain, the live state are written,
                 // and both belong to this walk alone.
                 carried = Some(unsafe { write_and_read::<S, N>(s, from, to, &token, d, &next) });
@@ -124,11 +133,12 @@ impl Kernel for Replay<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let shape = self.shape;
+        let rows = self.rows.head(shape, self.head);
         for (i, state) in self.state.chunks_exact_mut(shape.block()).enumerate() {
             let column = (self.block + i) * LANES;
             let columns = column..shape.value_dim.min(column + LANES);
             for &node in self.path {
-                let token = self.rows.head(shape, node, self.head);
+                let token = rows.at(node);
                 let at = node * shape.values() + self.head * shape.value_dim;
                 let d = [s.load_slice(&self.updates[at + columns.start..at + columns.end])];
                 let place = state.as_mut_ptr();
@@ -136,6 +146,13 @@ impl Kernel for Replay<'_> {
                 unsafe { write::<S, 1>(s, place, place, &token, d) };
             }
         }
+    }
+}
+
+#[inline(always)]
+fn prefetch<S: Simd>(s: S, x: &[f32]) {
+    for line in x.chunks(LANES) {
+        s.prefetch(line.as_ptr());
     }
 }
 
