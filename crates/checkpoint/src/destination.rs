@@ -1,5 +1,6 @@
 //! A directory that appears whole or not at all.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,11 +27,7 @@ impl Destination {
         };
         let parent = parent_of(target);
         fs::create_dir_all(parent).map_err(Error::io(parent, "create"))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.tmp", std::process::id()));
-        let scratch = parent.join(hidden);
-        fs::create_dir(&scratch).map_err(Error::io(&scratch, "create"))?;
+        let scratch = create_hidden(parent, name)?;
         Ok(Destination {
             target: target.to_path_buf(),
             scratch,
@@ -72,6 +69,25 @@ impl Drop for Destination {
     fn drop(&mut self) {
         if !self.finished {
             let _ = fs::remove_dir_all(&self.scratch);
+        }
+    }
+}
+
+/// A new directory `.NAME.N.tmp`. The first N that is free: one that is taken belongs to another
+/// conversion, under way or cut off by force.
+fn create_hidden(parent: &Path, name: &OsStr) -> Result<PathBuf, Error> {
+    let mut number = 0;
+    loop {
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{number}.tmp"));
+        let path = parent.join(hidden);
+        match fs::create_dir(&path) {
+            Ok(()) => return Ok(path),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
+                number += 1;
+            }
+            Err(error) => return Err(Error::io(&path, "create")(error)),
         }
     }
 }

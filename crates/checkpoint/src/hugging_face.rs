@@ -32,13 +32,8 @@ impl HuggingFace {
 /// The description of a directory, from its config.json and the files beside it.
 pub(crate) fn describe(dir: &Path, config: ConfigFile) -> Result<Description, Error> {
     let text = TextSide::read(dir, &config)?;
-    // "." and ".." have a name once they are resolved.
-    let full = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
-    let name = full
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned());
     Ok(Description {
-        name: name.unwrap_or_else(|| "model".to_owned()),
+        name: model_name(dir),
         config: config.model,
         tokenizer: text.tokenizer,
         chat_template: text.chat_template,
@@ -46,6 +41,30 @@ pub(crate) fn describe(dir: &Path, config: ConfigFile) -> Result<Description, Er
         eos_token: text.eos_token,
         generation: text.generation,
     })
+}
+
+/// The directory's name; in the Hugging Face cache, where that is a hash, the repository's.
+fn model_name(dir: &Path) -> String {
+    // "." and ".." have a name once they are resolved.
+    let full = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
+    let part = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());
+    // models--OWNER--NAME/snapshots/HASH
+    let cached = full
+        .parent()
+        .filter(|parent| parent.ends_with("snapshots"))
+        .and_then(|snapshots| part(snapshots.parent()?))
+        .and_then(|folder| {
+            Some(
+                folder
+                    .strip_prefix("models--")?
+                    .rsplit("--")
+                    .next()?
+                    .to_owned(),
+            )
+        });
+    cached
+        .or_else(|| part(&full))
+        .unwrap_or_else(|| "model".to_owned())
 }
 
 impl Source for HuggingFace {

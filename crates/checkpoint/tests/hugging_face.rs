@@ -348,3 +348,17 @@ fn bos_comes_from_the_tokenizers_own_template() {
     dir.put("tokenizer_config.json", r#"{"add_bos_token": false}"#);
     assert_eq!(open(&dir).description().generation.bos, None);
 }
+
+#[test]
+fn the_name_in_a_download_cache_is_the_repositorys() {
+    let dir = Model::qwen2().write();
+    let snapshots = dir
+        .root
+        .path()
+        .join("models--Owner--Some-Model-1B/snapshots");
+    std::fs::create_dir_all(&snapshots).unwrap();
+    let cached = snapshots.join("0123abcd");
+    std::fs::rename(&dir.path, &cached).unwrap();
+    let checkpoint = Checkpoint::open(&cached).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(checkpoint.description().name, "Some-Model-1B");
+}

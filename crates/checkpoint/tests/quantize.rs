@@ -552,3 +552,15 @@ fn flipped_bytes_in_packed_files_never_panic() {
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
 }
+
+#[test]
+fn what_another_conversion_left_is_not_in_the_way() {
+    let dir = Model::qwen2().write();
+    let left = dir.root.path().join(".packed.0.tmp");
+    fs::create_dir(&left).unwrap();
+    convert_well(&dir, M64);
+    assert_eq!(
+        Dir::names(dir.root.path()),
+        [".packed.0.tmp", "packed", "tiny"]
+    );
+}
