@@ -6,6 +6,7 @@ pub mod chat;
 pub mod conversation;
 pub mod energy;
 pub mod error;
+pub mod loaded;
 pub mod memory;
 pub mod noise;
 pub mod sampler;
@@ -21,5 +22,6 @@ pub mod transcendental;
 
 pub use answer::{Answer, FinishReason};
 pub use error::Error;
+pub use loaded::Loaded;
 pub use session::{Event, Request, Session};
 pub use target::LanguageModel;

@@ -38,7 +38,8 @@ impl History<'_> {
 pub struct Sampler {
     sampling: Sampling,
     adjusted: Vec<f32>,
-    noise: Vec<f64>,
+    /// Noise or weights of all tokens.
+    values: Vec<f64>,
     candidates: Vec<Candidate>,
     /// Occurrences per token in the answer and, in the top bit, whether it was seen at all.
     counts: Vec<u32>,
@@ -66,7 +67,7 @@ impl Sampler {
             },
             sampling,
             adjusted: Vec::new(),
-            noise: Vec::new(),
+            values: Vec::new(),
             candidates: Vec::new(),
             touched: Vec::new(),
         })
@@ -164,26 +165,41 @@ impl Sampler {
             return Ok(self.draw_unfiltered(logits, noise, temperature));
         }
 
+        let top_p = f64::from(self.sampling.top_p);
+        let scale = Scale {
+            best: f64::from(best_logit),
+            temperature,
+        };
         match top_k {
-            Some(k) => keep_top_k(&mut self.candidates, logits, k.max(1)),
-            None => {
-                self.candidates.clear();
-                self.candidates
-                    .extend(logits.iter().enumerate().map(|(token, &logit)| Candidate {
-                        token: token as u32,
-                        logit,
-                        weight: 0.0,
-                    }));
+            Some(k) => {
+                keep_top_k(&mut self.candidates, logits, k.max(1));
+                if top_p < 1.0 {
+                    let total = weigh(&mut self.candidates, scale);
+                    cut_at_mass(&mut self.candidates, top_p * total);
+                }
             }
-        }
-        if self.sampling.top_p < 1.0 {
-            let top_p = f64::from(self.sampling.top_p);
-            keep_top_p(&mut self.candidates, best_logit, temperature, top_p);
+            None if top_p < 1.0 => {
+                let total = scale.weights(logits, &mut self.values);
+                // All tokens below this weight together hold less than the mass to be cut.
+                let negligible = total * (1.0 - top_p) / logits.len() as f64;
+                let weighed = logits.iter().zip(&self.values);
+                collect(&mut self.candidates, weighed, |_, weight| {
+                    *weight >= negligible
+                });
+                cut_at_mass(&mut self.candidates, top_p * total);
+            }
+            None => self.candidates.clear(),
         }
         if self.sampling.min_p > 0.0 {
-            let floor = ln(f64::from(self.sampling.min_p)) * temperature;
-            self.candidates
-                .retain(|c| f64::from(c.logit) - f64::from(best_logit) >= floor);
+            let floor = scale.best + ln(f64::from(self.sampling.min_p)) * temperature;
+            if top_k.is_none() && top_p >= 1.0 {
+                let all = logits.iter().zip(std::iter::repeat(&0.0));
+                collect(&mut self.candidates, all, |logit, _| {
+                    f64::from(*logit) >= floor
+                });
+            } else {
+                self.candidates.retain(|c| f64::from(c.logit) >= floor);
+            }
         }
         let scored = self.candidates.iter().map(|c| {
             (
@@ -195,11 +211,11 @@ impl Sampler {
     }
 
     fn draw_unfiltered(&mut self, logits: &[f32], noise: Noise, temperature: f64) -> u32 {
-        self.noise.resize(logits.len(), 0.0);
-        noise.fill(&mut self.noise);
+        self.values.resize(logits.len(), 0.0);
+        noise.fill(&mut self.values);
         let scored = logits
             .iter()
-            .zip(&self.noise)
+            .zip(&self.values)
             .enumerate()
             .map(|(token, (&logit, noise))| (token as u32, f64::from(logit) / temperature + noise));
         best_score(scored).unwrap_or(0)
@@ -277,22 +293,61 @@ fn keep_top_k(kept: &mut Vec<Candidate>, logits: &[f32], k: usize) {
     }
 }
 
-/// Keeps the fewest best candidates whose share of the mass reaches `top_p`.
-fn keep_top_p(kept: &mut Vec<Candidate>, best_logit: f32, temperature: f64, top_p: f64) {
-    let best = f64::from(best_logit);
-    // One order of the sum, whatever order selection left the candidates in.
+/// What turns a logit into a weight: e^((logit - best) / temperature).
+#[derive(Clone, Copy)]
+struct Scale {
+    best: f64,
+    temperature: f64,
+}
+
+impl Scale {
+    #[inline(always)]
+    fn weight(self, logit: f32) -> f64 {
+        exp((f64::from(logit) - self.best) / self.temperature)
+    }
+
+    /// The weights of all tokens and, in the order of their ids, the sum.
+    fn weights(self, logits: &[f32], out: &mut Vec<f64>) -> f64 {
+        out.clear();
+        out.extend(logits.iter().map(|logit| self.weight(*logit)));
+        out.iter().sum()
+    }
+}
+
+/// Fills `kept` with the tokens that pass a test of logit and weight.
+fn collect<'a>(
+    kept: &mut Vec<Candidate>,
+    all: impl Iterator<Item = (&'a f32, &'a f64)>,
+    passes: impl Fn(&f32, &f64) -> bool,
+) {
+    kept.clear();
+    for (token, (logit, weight)) in all.enumerate() {
+        if passes(logit, weight) {
+            kept.push(Candidate {
+                token: token as u32,
+                logit: *logit,
+                weight: *weight,
+            });
+        }
+    }
+}
+
+/// Gives candidates their weights; returns the sum, in the order of their ids, whatever order
+/// selection left them in.
+fn weigh(kept: &mut [Candidate], scale: Scale) -> f64 {
     kept.sort_unstable_by_key(|c| c.token);
     let mut total = 0.0;
-    for candidate in kept.iter_mut() {
-        candidate.weight = exp((f64::from(candidate.logit) - best) / temperature);
+    for candidate in kept {
+        candidate.weight = scale.weight(candidate.logit);
         total += candidate.weight;
     }
-    // All candidates below this weight together hold less than the mass to be cut.
-    let negligible = total * (1.0 - top_p) / kept.len() as f64;
-    kept.retain(|c| c.weight >= negligible);
+    total
+}
+
+/// Keeps the fewest best candidates whose weights reach `needed`, at least one.
+fn cut_at_mass(kept: &mut Vec<Candidate>, needed: f64) {
     kept.sort_unstable_by(best_first);
     let mut mass = 0.0;
-    let needed = top_p * total;
     let count = kept
         .iter()
         .take_while(|c| {
@@ -689,10 +744,49 @@ mod tests {
             let mut plain = Sampler::new(with(|_| ()), 33).unwrap();
             // A share so small that no token here falls below it.
             let mut filtered = Sampler::new(with(|s| s.min_p = 1e-6), 33).unwrap();
-            prop_assert_eq!(
-                plain.draw(&values, position).unwrap(),
-                filtered.draw(&values, position).unwrap()
-            );
+            let mut nucleus = Sampler::new(with(|s| s.top_p = 1.0 - f32::EPSILON), 33).unwrap();
+            let token = plain.draw(&values, position).unwrap();
+            prop_assert_eq!(token, filtered.draw(&values, position).unwrap());
+            prop_assert_eq!(token, nucleus.draw(&values, position).unwrap());
+        }
+
+        #[test]
+        fn nucleus_equals_the_definition(
+            values in proptest::collection::vec(-6f32..6.0, 2..80),
+            top_p in 0.05f32..0.99,
+            top_k in proptest::option::of(1usize..90),
+            temperature in 0.3f32..2.0,
+        ) {
+            let sampling = with(|s| {
+                s.top_p = top_p;
+                s.top_k = top_k;
+                s.temperature = temperature;
+            });
+            let mut sampler = Sampler::new(sampling, values.len()).unwrap();
+            sampler.draw(&values, 0).unwrap();
+            let mut kept: Vec<u32> = sampler.candidates.iter().map(|c| c.token).collect();
+            kept.sort_unstable();
+
+            let mut order: Vec<usize> = (0..values.len()).collect();
+            order.sort_by(|&a, &b| values[b].total_cmp(&values[a]).then(a.cmp(&b)));
+            order.truncate(top_k.unwrap_or(values.len()));
+            let best = f64::from(values[order[0]]);
+            let weight = |t: usize| ((f64::from(values[t]) - best) / f64::from(temperature)).exp();
+            let total: f64 = order.iter().map(|t| weight(*t)).sum();
+            let mut mass = 0.0;
+            let needed = f64::from(top_p) * total;
+            let mut expected = Vec::new();
+            for &token in &order {
+                // Too close to the border to tell which way rounding goes.
+                prop_assume!((mass - needed).abs() > 1e-12 * total);
+                if mass >= needed {
+                    break;
+                }
+                expected.push(token as u32);
+                mass += weight(token);
+            }
+            expected.sort_unstable();
+            prop_assert_eq!(kept, expected);
         }
     }
 }

@@ -1,0 +1,361 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kozue_kernels::{Cpu, KvType};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// A fast, exact engine for local language models.
+#[derive(Parser)]
+#[command(
+    name = "kozue",
+    version,
+    after_help = "Without a command, kozue runs a model: kozue [MODEL] \"prompt\""
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Answer a prompt, or chat when there is none
+    Run(Box<RunArgs>),
+    /// Show a model's architecture, tensors and memory needs
+    Inspect(InspectArgs),
+    /// Convert a model to Kozue's packed format
+    Quantize(QuantizeArgs),
+    /// Measure a model's speed on this machine
+    Bench(BenchArgs),
+}
+
+#[derive(Args)]
+pub struct RunArgs {
+    /// MODEL and prompt, or only one of them
+    #[arg(value_name = "MODEL] [PROMPT")]
+    pub words: Vec<String>,
+    /// Model directory or GGUF file
+    #[arg(long = "model", value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// The prompt
+    #[arg(short, long, value_name = "TEXT")]
+    pub message: Option<String>,
+    /// Add the text of a file to the prompt (- is standard input)
+    #[arg(short, long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// System message
+    #[arg(long, value_name = "TEXT")]
+    pub system: Option<String>,
+    /// Continue the prompt as plain text, without the chat template
+    #[arg(long, conflicts_with_all = ["system", "no_thinking"])]
+    pub raw: bool,
+    /// Ask a reasoning model to answer at once
+    #[arg(long)]
+    pub no_thinking: bool,
+    /// Print one JSON object instead of streaming text
+    #[arg(long)]
+    pub json: bool,
+    /// No figures after the answer
+    #[arg(short, long)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Most tokens in an answer [default: until the context is full]
+    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one)]
+    pub max_tokens: Option<usize>,
+    /// End the answer where this text comes (may be given several times)
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
+    /// Go on after the model's end token
+    #[arg(long)]
+    pub ignore_eos: bool,
+    /// Tokens of context [default: as many as the model was made for]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub ctx: Option<usize>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+/// Unset options follow the model's own recommendation.
+#[derive(Args)]
+pub struct SamplingArgs {
+    /// 0 always takes the best token
+    #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f32>,
+    /// Keep only this many best tokens (0: all)
+    #[arg(long, value_name = "K")]
+    pub top_k: Option<usize>,
+    /// Keep only the best tokens with this share of the probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub top_p: Option<f32>,
+    /// Keep only tokens with this share of the best one's probability
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    pub min_p: Option<f32>,
+    /// Make tokens of prompt and answer less likely (1: off)
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f32>,
+    /// Taken once from tokens of the answer
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub presence_penalty: Option<f32>,
+    /// Taken from tokens of the answer for every time they came
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    pub frequency_penalty: Option<f32>,
+    /// How many of the last tokens the penalties see [default: all]
+    #[arg(long, value_name = "N")]
+    pub penalty_window: Option<usize>,
+    /// Add to a token's logit (may be given several times; -inf forbids it)
+    #[arg(long, value_name = "TOKEN=BIAS", value_parser = bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the noise [default: a new one for each run]
+    #[arg(long, value_name = "N")]
+    pub seed: Option<u64>,
+}
+
+#[derive(Args)]
+pub struct MachineArgs {
+    /// Threads [default: one for each physical core]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+    /// Type of cached keys and values
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub kv: Kv,
+}
+
+impl MachineArgs {
+    pub fn cpu(&self) -> Cpu {
+        Cpu::new(self.threads)
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Kv {
+    F16,
+    F32,
+}
+
+impl From<Kv> for KvType {
+    fn from(kv: Kv) -> KvType {
+        match kv {
+            Kv::F16 => KvType::F16,
+            Kv::F32 => KvType::F32,
+        }
+    }
+}
+
+#[derive(Args)]
+pub struct InspectArgs {
+    /// Model directory or GGUF file
+    pub model: Option<PathBuf>,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Context to state the memory for (may be given several times)
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub ctx: Vec<usize>,
+    /// Type of cached keys and values
+    #[arg(long, value_enum, default_value_t = Kv::F16)]
+    pub kv: Kv,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct QuantizeArgs {
+    /// Model to read: a directory or a GGUF file
+    pub source: PathBuf,
+    /// Directory to make
+    pub target: PathBuf,
+    /// M: 4 bits with zero points; L: 8 bits
+    #[arg(long, value_enum, ignore_case = true)]
+    pub size: Size,
+    /// Weights that share a scale
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = group)]
+    pub group: usize,
+    /// Replace a model that is there
+    #[arg(long)]
+    pub force: bool,
+    /// Only the summary, no line for each tensor
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Threads [default: one for each physical core]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Size {
+    #[value(name = "M")]
+    M,
+    #[value(name = "L")]
+    L,
+}
+
+#[derive(Args)]
+pub struct BenchArgs {
+    /// Model directory or GGUF file
+    pub model: Option<PathBuf>,
+    /// Lengths of prompts
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [128, 512, 2048], value_parser = at_least_one)]
+    pub prefill: Vec<usize>,
+    /// Tokens in the context before decoding
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 512, 2048], value_parser = at_least_one)]
+    pub depth: Vec<usize>,
+    /// Rows in one pass
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 16, 24, 32], value_parser = at_least_one)]
+    pub rows: Vec<usize>,
+    /// Measurements of each, of which the median is given
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
+    pub repeat: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("must be a whole number".into()),
+    }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        number @ 1..=1024 => Ok(number),
+        _ => Err("must be at most 1024".into()),
+    }
+}
+
+fn group(text: &str) -> Result<usize, String> {
+    match text {
+        "32" => Ok(32),
+        "64" => Ok(64),
+        "128" => Ok(128),
+        _ => Err("must be 32, 64 or 128".into()),
+    }
+}
+
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let form = || "must look like 1234=-5 or 1234=-inf".to_string();
+    let (token, bias) = text.split_once(['=', ':']).ok_or_else(form)?;
+    let token = token.trim().parse().map_err(|_| form())?;
+    let bias: f32 = bias.trim().parse().map_err(|_| form())?;
+    if bias.is_nan() || bias == f32::INFINITY {
+        return Err(form());
+    }
+    Ok((token, bias))
+}
+
+/// Puts the word `run` in where a user left it out.
+pub fn with_run(mut args: Vec<OsString>) -> Vec<OsString> {
+    let known = [
+        "run",
+        "inspect",
+        "quantize",
+        "bench",
+        "help",
+        "-h",
+        "--help",
+        "-V",
+        "--version",
+    ];
+    let first = args.get(1).and_then(|word| word.to_str());
+    if !first.is_some_and(|word| known.contains(&word)) {
+        args.insert(1.min(args.len()), "run".into());
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
+        let args = ["kozue"].iter().chain(words).map(OsString::from).collect();
+        Cli::try_parse_from(with_run(args))
+    }
+
+    fn run(words: &[&str]) -> RunArgs {
+        match parse(words) {
+            Ok(Cli {
+                command: Command::Run(args),
+            }) => *args,
+            Ok(_) => panic!("{words:?} is another command"),
+            Err(error) => panic!("{words:?}: {error}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_may_be_left_out() {
+        for words in [
+            &["run", "--model", "M", "-m", "TEXT"][..],
+            &["--model", "M", "-m", "TEXT"],
+        ] {
+            let args = run(words);
+            assert_eq!(args.model.as_deref(), Some("M".as_ref()));
+            assert_eq!(args.message.as_deref(), Some("TEXT"));
+        }
+        assert_eq!(run(&["M", "a prompt"]).words, ["M", "a prompt"]);
+        assert!(run(&[]).words.is_empty());
+        assert!(matches!(
+            parse(&["inspect", "M"]),
+            Ok(Cli {
+                command: Command::Inspect(_)
+            })
+        ));
+    }
+
+    #[test]
+    fn numbers_are_checked() {
+        for words in [
+            &["run", "--max-tokens", "0", "x"][..],
+            &["run", "--ctx", "many", "x"],
+            &["run", "--threads", "0", "x"],
+            &["run", "--threads", "99999", "x"],
+            &["run", "--logit-bias", "x", "x"],
+            &["run", "--logit-bias", "1=nan", "x"],
+            &["run", "--seed", "-1", "x"],
+            &["quantize", "a", "b", "--size", "M", "--group", "48"],
+            &["quantize", "a", "b", "--size", "S"],
+            &["quantize", "a", "b"],
+            &["run", "--raw", "--system", "s", "x"],
+            &["bench", "--rows", "1,0"],
+        ] {
+            assert!(parse(words).is_err(), "{words:?}");
+        }
+        let args = run(&[
+            "--logit-bias",
+            "5=-inf",
+            "--logit-bias",
+            "6=2",
+            "-t",
+            "0.5",
+            "x",
+        ]);
+        assert_eq!(args.sampling.logit_bias, [(5, f32::NEG_INFINITY), (6, 2.0)]);
+        assert_eq!(args.sampling.temperature, Some(0.5));
+    }
+
+    #[test]
+    fn sizes_in_either_case() {
+        for size in ["M", "m"] {
+            let Ok(Cli {
+                command: Command::Quantize(args),
+            }) = parse(&["quantize", "a", "b", "--size", size])
+            else {
+                panic!("{size} was refused");
+            };
+            assert!(matches!(args.size, Size::M));
+            assert_eq!(args.group, 64);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Which model runs when none is named.
+
+use crate::failure::Failure;
+use std::path::{Path, PathBuf};
+
+/// Kozue's own model, then the one that `scripts/fetch-model smollm2-135m` fetches.
+const NAMES: [&str; 2] = [
+    "models/kozue-nano",
+    "models/SmolLM2-135M-Instruct.Q4_1.gguf",
+];
+
+const VARIABLE: &str = "KOZUE_MODEL";
+
+/// The model to run: the one named, the one that `KOZUE_MODEL` names, or the default model in
+/// the working directory or beside (or some folders above) the program.
+pub fn model_path(named: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(path) = named {
+        return existing(path, "");
+    }
+    if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
+        return existing(Path::new(&path), " (named by KOZUE_MODEL)");
+    }
+    let program = std::env::current_exe().ok();
+    let folders = program
+        .iter()
+        .flat_map(|program| program.ancestors().skip(1).take(4));
+    std::iter::once(Path::new(""))
+        .chain(folders)
+        .flat_map(|folder| NAMES.map(|name| folder.join(name)))
+        .find(|path| path.exists())
+        .ok_or_else(|| {
+            Failure::Failed(format!(
+                "no model named, and no default model found: name a model's directory or GGUF file, set {VARIABLE}, or fetch one with scripts/fetch-model smollm2-135m"
+            ))
+        })
+}
+
+fn existing(path: &Path, origin: &str) -> Result<PathBuf, Failure> {
+    if path.exists() {
+        return Ok(path.to_path_buf());
+    }
+    Err(Failure::Failed(format!(
+        "there is no model at {}{origin}: name a model's directory or GGUF file, or fetch one with scripts/fetch-model smollm2-135m",
+        path.display()
+    )))
+}
+
+/// Whether a word of the command line names a model rather than being a prompt.
+pub fn looks_like_model(word: &str) -> bool {
+    let path = Path::new(word);
+    let named = word.ends_with(".gguf") && !word.contains(char::is_whitespace);
+    let folder = path.is_dir();
+    // A path that does not exist is a mistake to be told, not a prompt.
+    let spelled = !word.contains(char::is_whitespace)
+        && (word.starts_with('/') || word.starts_with("./") || word.starts_with("../"));
+    named || folder || path.is_file() || spelled
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_and_models_are_told_apart() {
+        for word in [
+            "Why is the sky blue?",
+            "hello",
+            "1/2",
+            "what is a .gguf",
+            "/ is a slash",
+        ] {
+            assert!(!looks_like_model(word), "{word}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().to_str().unwrap();
+        for word in ["missing.gguf", "/no/such/model", "./model", folder] {
+            assert!(looks_like_model(word), "{word}");
+        }
+    }
+}

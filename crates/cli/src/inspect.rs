@@ -1,0 +1,286 @@
+//! `kozue inspect`: what a model is and what it needs.
+
+use crate::cli::{InspectArgs, Kv};
+use crate::default_model::model_path;
+use crate::failure::Failure;
+use crate::panel::bytes;
+use kozue_checkpoint::description::{Family, Mixer, ModelConfig, RopeScaling};
+use kozue_checkpoint::{Checkpoint, Description, TensorInfo};
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+use std::io::{self, Write};
+
+/// Runs the command.
+pub fn run(args: &InspectArgs) -> Result<(), Failure> {
+    let path = model_path(args.model.as_deref())?;
+    let checkpoint = Checkpoint::open(&path).map_err(Failure::failed)?;
+    let view = View::new(&checkpoint, args);
+    let text = if args.json {
+        format!("{}\n", view.json())
+    } else {
+        view.text()
+    };
+    io::stdout()
+        .lock()
+        .write_all(text.as_bytes())
+        .map_err(Failure::output)
+}
+
+struct View<'a> {
+    description: &'a Description,
+    tensors: Vec<&'a TensorInfo>,
+    list_tensors: bool,
+    /// (tokens, bytes that a sequence of this length holds)
+    contexts: Vec<(usize, u64)>,
+    weights: u64,
+    weight_bytes: u64,
+}
+
+impl<'a> View<'a> {
+    fn new(checkpoint: &'a Checkpoint, args: &InspectArgs) -> View<'a> {
+        let description = checkpoint.description();
+        let config = &description.config;
+        let tensors = checkpoint.tensors();
+        let used = || tensors.iter().filter(|tensor| !tensor.aside);
+        let weights = used()
+            .map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>())
+            .sum();
+        let weight_bytes = used().map(|tensor| tensor.bytes).sum();
+        let mut lengths = args.ctx.clone();
+        if lengths.is_empty() {
+            lengths = [4096, 32768]
+                .into_iter()
+                .filter(|n| *n < config.max_position)
+                .collect();
+            lengths.push(config.max_position);
+        }
+        View {
+            description,
+            list_tensors: args.tensors,
+            contexts: lengths
+                .iter()
+                .map(|n| (*n, sequence_bytes(config, args.kv, *n)))
+                .collect(),
+            weights,
+            weight_bytes,
+            tensors,
+        }
+    }
+
+    fn bits_per_weight(&self) -> f64 {
+        8.0 * self.weight_bytes as f64 / self.weights.max(1) as f64
+    }
+
+    fn text(&self) -> String {
+        let config = &self.description.config;
+        let mut text = String::new();
+        let mut line = |name: &str, value: String| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{name:<20} {value}");
+        };
+        line("name", self.description.name.clone());
+        line("architecture", family(config.family).into());
+        line("layers", layers(config));
+        line("hidden size", config.hidden_size.to_string());
+        line("mlp size", config.intermediate_size.to_string());
+        line("attention", attention(config));
+        if let Some(delta) = &config.delta {
+            line(
+                "gated deltanet",
+                format!(
+                    "{} key heads of {}, {} value heads of {}, convolution of {}",
+                    delta.key_heads,
+                    delta.key_dim,
+                    delta.value_heads,
+                    delta.value_dim,
+                    delta.conv_kernel
+                ),
+            );
+        }
+        line(
+            "vocabulary",
+            format!(
+                "{}, head {}",
+                config.vocab_size,
+                if config.tied {
+                    "tied to the embedding"
+                } else {
+                    "of its own"
+                }
+            ),
+        );
+        line("context", format!("{} tokens", config.max_position));
+        let template = if self.description.chat_template.is_some() {
+            "yes"
+        } else {
+            "no"
+        };
+        line("chat template", template.into());
+        line(
+            "weights",
+            format!(
+                "{}, {}, {:.2} bits per weight",
+                count(self.weights),
+                bytes(self.weight_bytes),
+                self.bits_per_weight()
+            ),
+        );
+        for (format, (tensors, size)) in self.formats() {
+            line("", format!("{tensors} tensors {format}, {}", bytes(size)));
+        }
+        for &(length, sequence) in &self.contexts {
+            line(
+                "memory",
+                format!(
+                    "{} at {length} tokens of context ({} of it the sequence)",
+                    bytes(self.weight_bytes + sequence),
+                    bytes(sequence)
+                ),
+            );
+        }
+        if self.list_tensors {
+            self.list(&mut text);
+        }
+        text
+    }
+
+    fn list(&self, text: &mut String) {
+        let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(0);
+        for tensor in &self.tensors {
+            let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
+            let aside = if tensor.aside { "  (not used)" } else { "" };
+            let _ = writeln!(
+                text,
+                "{:<width$}  {:<16} {:<24} {}{aside}",
+                tensor.name,
+                shape.join(" x "),
+                tensor.format,
+                bytes(tensor.bytes)
+            );
+        }
+    }
+
+    /// (format, (tensors, bytes)), the largest first.
+    fn formats(&self) -> Vec<(&str, (usize, u64))> {
+        let mut formats: Vec<(&str, (usize, u64))> = Vec::new();
+        for tensor in self.tensors.iter().filter(|tensor| !tensor.aside) {
+            match formats.iter_mut().find(|(name, _)| *name == tensor.format) {
+                Some((_, (count, size))) => {
+                    *count += 1;
+                    *size += tensor.bytes;
+                }
+                None => formats.push((&tensor.format, (1, tensor.bytes))),
+            }
+        }
+        formats.sort_by(|a, b| b.1.1.cmp(&a.1.1).then(a.0.cmp(b.0)));
+        formats
+    }
+
+    fn json(&self) -> Value {
+        let config = &self.description.config;
+        let mut object = json!({
+            "name": self.description.name,
+            "architecture": family(config.family),
+            "layers": config.layers.len(),
+            "attention_layers": of(config, Mixer::Attention),
+            "delta_layers": of(config, Mixer::Delta),
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "vocab_size": config.vocab_size,
+            "tied": config.tied,
+            "max_position": config.max_position,
+            "chat_template": self.description.chat_template.is_some(),
+            "weights": self.weights,
+            "weight_bytes": self.weight_bytes,
+            "bits_per_weight": self.bits_per_weight(),
+            "memory": self.contexts.iter().map(|(tokens, sequence)| json!({
+                "context": tokens,
+                "sequence_bytes": sequence,
+                "total_bytes": self.weight_bytes + sequence,
+            })).collect::<Vec<_>>(),
+        });
+        if self.list_tensors {
+            object["tensors"] = self
+                .tensors
+                .iter()
+                .map(|tensor| {
+                    json!({
+                        "name": tensor.name,
+                        "shape": tensor.shape,
+                        "format": tensor.format,
+                        "bytes": tensor.bytes,
+                        "used": !tensor.aside,
+                    })
+                })
+                .collect();
+        }
+        object
+    }
+}
+
+fn family(family: Family) -> &'static str {
+    match family {
+        Family::Qwen35 => "Qwen3.5",
+        Family::Qwen3 => "Qwen3",
+        Family::Qwen2 => "Qwen2",
+        Family::Llama => "Llama",
+    }
+}
+
+fn of(config: &ModelConfig, mixer: Mixer) -> usize {
+    config
+        .layers
+        .iter()
+        .filter(|layer| **layer == mixer)
+        .count()
+}
+
+fn layers(config: &ModelConfig) -> String {
+    let (attention, delta) = (of(config, Mixer::Attention), of(config, Mixer::Delta));
+    match delta {
+        0 => attention.to_string(),
+        _ => format!(
+            "{} ({delta} gated deltanet, {attention} attention)",
+            attention + delta
+        ),
+    }
+}
+
+fn attention(config: &ModelConfig) -> String {
+    let attention = &config.attention;
+    let scaling = match attention.rope.scaling {
+        RopeScaling::None => "",
+        RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {
+            ", rotary frequencies stretched"
+        }
+    };
+    format!(
+        "{} query and {} key-value heads of {}{scaling}",
+        attention.heads, attention.kv_heads, attention.head_dim
+    )
+}
+
+fn count(weights: u64) -> String {
+    let value = weights as f64;
+    match weights {
+        0..1_000_000 => format!("{:.1} thousand", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} million", value / 1e6),
+        _ => format!("{:.2} billion", value / 1e9),
+    }
+}
+
+/// Bytes that a sequence of `tokens` holds: keys and values, recurrent states, windows.
+fn sequence_bytes(config: &ModelConfig, kv: Kv, tokens: usize) -> u64 {
+    let value = match kv {
+        Kv::F16 => 2,
+        Kv::F32 => 4,
+    };
+    let attention = &config.attention;
+    let cache = 2 * attention.kv_heads * attention.head_dim * value * tokens;
+    let state = config.delta.as_ref().map_or(0, |delta| {
+        let channels = 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim;
+        let matrix = delta.value_heads * delta.key_dim * delta.value_dim;
+        4 * (matrix + channels * delta.conv_kernel.saturating_sub(1))
+    });
+    (of(config, Mixer::Attention) * cache + of(config, Mixer::Delta) * state) as u64
+}

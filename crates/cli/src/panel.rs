@@ -1,0 +1,101 @@
+//! The figures after an answer, on standard error.
+
+use crate::printer::colours;
+use kozue_engine::Answer;
+use std::io::{self, IsTerminal, Write};
+
+/// Shows what the answer cost.
+pub fn show(answer: &Answer, seed: Option<u64>) {
+    let (dim, plain) = if colours(&io::stderr()) {
+        ("\x1b[2m", "\x1b[0m")
+    } else {
+        ("", "")
+    };
+    // A terminal shows the answer and the panel together: a line between them.
+    let both = io::stderr().is_terminal() && io::stdout().is_terminal();
+    let mut text = String::from(if both { "\n" } else { "" });
+    for (name, value) in lines(answer, seed) {
+        text.push_str(&format!("{dim}{name:<20} {value}{plain}\n"));
+    }
+    // Figures that nobody can see are no reason to fail.
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+fn lines(answer: &Answer, seed: Option<u64>) -> Vec<(&'static str, String)> {
+    let stats = &answer.stats;
+    let prompt = answer.usage.prompt_tokens;
+    let kept = match stats.reused_tokens {
+        0 => String::new(),
+        kept => format!(", {kept} of them kept from before"),
+    };
+    let mut lines = vec![
+        ("time to first token", seconds(stats.time_to_first_token_s)),
+        (
+            "prefill",
+            format!(
+                "{}, {prompt} tokens{kept}",
+                speed(stats.prefill_tokens_per_s)
+            ),
+        ),
+        (
+            "generation",
+            format!(
+                "{}, {} tokens",
+                speed(stats.generation_tokens_per_s),
+                answer.usage.completion_tokens
+            ),
+        ),
+        (
+            "tokens per pass",
+            format!(
+                "{}, {} passes",
+                stats
+                    .tokens_per_forward_pass
+                    .map_or("-".into(), |x| format!("{x:.2}")),
+                stats.forward_passes
+            ),
+        ),
+        (
+            "memory",
+            stats
+                .memory_bytes
+                .map_or("not available on this machine".into(), bytes),
+        ),
+        ("energy", energy(answer)),
+        ("duration", seconds(Some(stats.duration_s))),
+    ];
+    if let Some(seed) = seed {
+        lines.push(("seed", seed.to_string()));
+    }
+    lines
+}
+
+fn energy(answer: &Answer) -> String {
+    let Some(total) = answer.stats.energy_j else {
+        return "not available on this machine".into();
+    };
+    let each = |joules: Option<f64>| joules.map_or("-".into(), |j| format!("{j:.3} J"));
+    format!(
+        "{total:.1} J: {} per input token, {} per output token",
+        each(answer.stats.energy_per_input_token_j),
+        each(answer.stats.energy_per_output_token_j)
+    )
+}
+
+fn seconds(seconds: Option<f64>) -> String {
+    seconds.map_or("-".into(), |s| format!("{s:.2} s"))
+}
+
+fn speed(speed: Option<f64>) -> String {
+    speed.map_or("-".into(), |s| format!("{s:.1} tokens/s"))
+}
+
+/// Bytes as a reader likes them.
+pub fn bytes(bytes: u64) -> String {
+    let value = bytes as f64;
+    match bytes {
+        0..1_000_000 => format!("{:.1} kB", value / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", value / 1e6),
+        _ => format!("{:.2} GB", value / 1e9),
+    }
+}

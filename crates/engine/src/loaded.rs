@@ -1,0 +1,138 @@
+//! A model with its text side, ready to answer.
+
+use crate::chat::ChatTemplate;
+use crate::error::Error;
+use crate::session::Session;
+use crate::target::LanguageModel;
+use crate::tokenizer::{Control, Tokenizer};
+use kozue_checkpoint::{Checkpoint, Description};
+use kozue_kernels::{Cpu, KvType};
+use kozue_model::{Model, State};
+use std::path::Path;
+
+/// A model on this machine's processor.
+pub struct CpuModel {
+    cpu: Cpu,
+    model: Model,
+}
+
+impl CpuModel {
+    /// The weights.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// The processor.
+    pub fn cpu(&self) -> &Cpu {
+        &self.cpu
+    }
+}
+
+impl LanguageModel for CpuModel {
+    type State = State;
+
+    fn vocab_size(&self) -> usize {
+        self.model.config().vocab_size
+    }
+
+    fn max_position(&self) -> usize {
+        self.model.config().max_position
+    }
+
+    fn new_state(&self) -> State {
+        self.model.new_state()
+    }
+
+    fn advance(
+        &self,
+        state: &mut State,
+        tokens: &[u32],
+        logit_rows: usize,
+    ) -> Result<Vec<f32>, Error> {
+        self.model
+            .advance(&self.cpu, state, tokens, logit_rows)
+            .map_err(|error| Error::Model(error.to_string()))
+    }
+}
+
+/// A checkpoint with all that answering needs.
+pub struct Loaded {
+    checkpoint: Checkpoint,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The weights.
+    pub model: CpuModel,
+}
+
+impl Loaded {
+    /// Opens the model at `path`. Errors: whatever is wrong with its files.
+    pub fn open(path: &Path, cpu: Cpu, kv: KvType) -> Result<Loaded, Error> {
+        let checkpoint = Checkpoint::open(path).map_err(|error| Error::Model(error.to_string()))?;
+        // A large vocabulary takes as long to read as packed weights.
+        let (tokenizer, model) = std::thread::scope(|scope| {
+            let tokenizer = scope.spawn(|| Tokenizer::new(&checkpoint.description().tokenizer));
+            let model = Model::load(&checkpoint, kv);
+            (tokenizer.join(), model)
+        });
+        let tokenizer = tokenizer
+            .unwrap_or_else(|_| Err(Error::Tokenizer("its parser gave up".to_string())))?;
+        let model = model.map_err(|error| Error::Model(error.to_string()))?;
+        Ok(Loaded {
+            checkpoint,
+            tokenizer,
+            model: CpuModel { cpu, model },
+        })
+    }
+
+    /// What the checkpoint says of itself.
+    pub fn description(&self) -> &Description {
+        self.checkpoint.description()
+    }
+
+    /// What was done to the weights at load, one line each.
+    pub fn notes(&self) -> Vec<String> {
+        self.checkpoint.source_note()
+    }
+
+    /// Stored bytes of the weights that a forward pass reads: all tensors in use, but of an
+    /// embedding table that is not the head too only single rows.
+    pub fn bytes_per_pass(&self) -> u64 {
+        let tied = self.description().config.tied;
+        let read = |name: &str| tied || name != "model.embed_tokens.weight";
+        let tensors = self.checkpoint.tensors();
+        tensors
+            .iter()
+            .filter(|tensor| !tensor.aside && read(&tensor.name))
+            .map(|t| t.bytes)
+            .sum()
+    }
+
+    /// The chat template. Errors: there is none, or it does not parse.
+    pub fn chat_template(&self) -> Result<ChatTemplate, Error> {
+        ChatTemplate::new(self.description(), &self.tokenizer)
+    }
+
+    /// The tokens of text that is continued as it is: the model's first token before it, where
+    /// the model wants one.
+    pub fn raw_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut tokens = self.tokenizer.encode(text, Control::Recognised)?;
+        if let Some(bos) = self.description().generation.bos
+            && tokens.first() != Some(&bos)
+        {
+            tokens.insert(0, bos);
+        }
+        Ok(tokens)
+    }
+
+    /// A session of `context` tokens, at most what the model was made for.
+    pub fn session(&self, context: Option<usize>) -> Session<'_, CpuModel> {
+        let longest = self.model.max_position();
+        let context = context.unwrap_or(longest).min(longest);
+        Session::new(
+            &self.model,
+            &self.tokenizer,
+            &self.description().generation.eos,
+            context,
+        )
+    }
+}
