@@ -24,6 +24,10 @@ def tensor(writer, name, shape, kind):
         values = RANDOM.normal(0, 0.1, shape).astype(dtype)
         writer.add_tensor(name, -np.abs(values) if name.endswith("ssm_a") else values)
         return
+    if kind == Q.BF16:
+        upper = RANDOM.normal(0, 0.1, shape).astype(np.float32).view(np.uint16)[:, 1::2]
+        writer.add_tensor(name, np.ascontiguousarray(upper).view(np.uint8), raw_dtype=kind)
+        return
     block, size = gguf.GGML_QUANT_SIZES[kind]
     raw = RANDOM.integers(0, 56, (shape[0], shape[1] // block * size)).astype(np.uint8)
     writer.add_tensor(name, raw, raw_dtype=kind)
