@@ -20,6 +20,7 @@
 //! cache for many rows. Writing a token's state and reading it for the next token are one pass.
 
 mod gates;
+mod inputs;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -27,10 +28,11 @@ mod walk;
 
 use crate::conv::check_parents;
 use crate::cpu::Cpu;
-use crate::lanes::{Kernel, LANES, Simd, dispatch};
+use crate::lanes::{LANES, dispatch};
 use crate::rows::{Heads, Shared, for_rows};
 
 pub use gates::delta_gates;
+use inputs::{Gather, Inputs};
 use plan::Plan;
 use walk::{Replay, TOGETHER, Walk};
 
@@ -312,30 +314,27 @@ fn walk(
     if m == 0 {
         return;
     }
-    let mut products = cpu.scratch::<f32>(m * shape.key_heads);
-    let parts = Shared::new(&mut products);
-    for_rows(cpu, m, 2 * shape.key_heads * shape.key_dim, &|range| {
-        let products = Products {
-            shape: &shape,
-            mixed: &rows.mixed[range.start * shape.mixed()..range.end * shape.mixed()],
-            // SAFETY: ranges of rows are disjoint.
-            out: unsafe { parts.part(range.start * shape.key_heads..range.end * shape.key_heads) },
-        };
-        dispatch(cpu.isa(), products);
-    });
     let (out, updates) = (Shared::new(out), updates.map(Shared::new));
     let work = TOGETHER * 64 * m * shape.key_dim;
     over_columns(cpu, shape, work, &|head, groups| {
         let mut buffers = cpu.scratch(plan.buffers * TOGETHER * shape.block());
-        // All columns of a head take the rows of a part while these are in the second cache.
+        let mut inputs = cpu.scratch(plan.part() * Inputs::row(&shape));
+        // All columns of a head take the rows of a part, gathered in the second cache.
         for steps in plan.parts() {
+            dispatch(
+                cpu.isa(),
+                Gather {
+                    steps,
+                    rows: rows.head(&shape, head),
+                    inputs: Inputs::new(&shape, &mut inputs),
+                },
+            );
             for group in groups.clone() {
                 let block = group * TOGETHER;
                 let walk = Walk {
                     shape: &shape,
                     steps,
-                    rows,
-                    products: &products,
+                    inputs: Inputs::new(&shape, &inputs),
                     head,
                     block,
                     live: live.block(&shape, head * shape.blocks() + block),
@@ -366,31 +365,4 @@ fn over_columns(
             at += last - first;
         }
     });
-}
-
-/// q . k of every row and key head.
-struct Products<'a> {
-    shape: &'a DeltaShape,
-    mixed: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for Products<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let shape = self.shape;
-        let keys = shape.key_heads * shape.key_dim;
-        let mixed = self.mixed.chunks_exact(shape.mixed());
-        for (mixed, out) in mixed.zip(self.out.chunks_exact_mut(shape.key_heads)) {
-            let (q, k) = mixed[..2 * keys].split_at(keys);
-            let heads = q
-                .chunks_exact(shape.key_dim)
-                .zip(k.chunks_exact(shape.key_dim));
-            for ((q, k), out) in heads.zip(out) {
-                *out = s.dot(q, k);
-            }
-        }
-    }
 }

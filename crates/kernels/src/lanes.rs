@@ -42,10 +42,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// 2^n of lanes that hold 1.5 * 2^23 + n, for n of -126..=127.
     fn power_of_two(self, shifted: Self::V) -> Self::V;
 
-    /// Asks for the cache line of an address, which need not be valid.
-    #[inline(always)]
-    fn prefetch(self, _: *const f32) {}
-
     #[inline(always)]
     fn zero(self) -> Self::V {
         self.splat(0.0)
@@ -357,8 +353,7 @@ mod x86 {
             #[inline(always)]
             fn $name(self, $($arg: $t),*) $(-> $r)? {
                 // SAFETY: the token's existence proves the features. Pointers come from references
-                // to arrays as long as what is read or written, the accesses are unaligned, and a
-                // prefetch never faults.
+                // to arrays as long as what is read or written, and the accesses are unaligned.
                 unsafe { $body }
             }
         )* };
@@ -375,7 +370,6 @@ mod x86 {
         }
 
         with_features! {
-            fn prefetch(x: *const f32) { _mm_prefetch::<_MM_HINT_T0>(x.cast()) }
             fn splat(x: f32) -> __m512 { _mm512_set1_ps(x) }
             fn load(x: &[f32; LANES]) -> __m512 { _mm512_loadu_ps(x.as_ptr()) }
             fn store(v: __m512, to: &mut [f32; LANES]) { _mm512_storeu_ps(to.as_mut_ptr(), v) }
@@ -420,7 +414,6 @@ mod x86 {
         }
 
         with_features! {
-            fn prefetch(x: *const f32) { _mm_prefetch::<_MM_HINT_T0>(x.cast()) }
             fn splat(x: f32) -> [__m256; 2] { [_mm256_set1_ps(x); 2] }
             fn load(x: &[f32; LANES]) -> [__m256; 2] {
                 [_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))]

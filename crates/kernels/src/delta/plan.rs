@@ -49,6 +49,11 @@ impl Plan {
         }
     }
 
+    /// The most steps of a part.
+    pub(super) fn part(&self) -> usize {
+        self.part.min(self.steps.len())
+    }
+
     /// Parts that can be run one after the other with nothing but the live state between them.
     pub(super) fn parts(&self) -> impl Iterator<Item = &[Step]> {
         self.steps.chunks(self.part)

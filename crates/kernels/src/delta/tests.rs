@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::lanes::Portable;
+use crate::lanes::{Portable, Simd};
 use crate::testing::{Tokens, assert_close, cpus, path, tree, used_state};
 
 fn matrix(state: &DeltaState, head: usize) -> Vec<Vec<f32>> {

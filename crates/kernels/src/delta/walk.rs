@@ -3,24 +3,20 @@
 use crate::lanes::{Kernel, LANES, Simd};
 use crate::rows::Shared;
 
+use super::inputs::{Input, Inputs};
 use super::plan::{Place, Step};
-use super::{DeltaRows, DeltaShape, Token};
+use super::{DeltaRows, DeltaShape};
 
 /// Blocks of sixteen columns that are walked together: enough chains of multiply-adds to keep two
 /// units busy, few enough for a tree's states to stay in the first cache.
 pub(super) const TOGETHER: usize = 2;
 
-/// How many steps ahead a token's inputs are fetched. Rows lie far apart, so that the processor
-/// does not guess them.
-const AHEAD: usize = 2;
-
 /// Up to `TOGETHER` blocks of columns of one value head.
 pub(super) struct Walk<'a> {
     pub(super) shape: &'a DeltaShape,
     pub(super) steps: &'a [Step],
-    pub(super) rows: DeltaRows<'a>,
-    /// q . k of every row and key head.
-    pub(super) products: &'a [f32],
+    /// What the steps read, in their order.
+    pub(super) inputs: Inputs<&'a [f32]>,
     pub(super) head: usize,
     /// The first block of columns.
     pub(super) block: usize,
@@ -54,8 +50,6 @@ impl Walk<'_> {
     fn columns<S: Simd, const N: usize>(&self, s: S, skip: usize) {
         let shape = self.shape;
         let size = shape.block();
-        let key_head = self.head / (shape.value_heads / shape.key_heads);
-        let rows = self.rows.head(shape, self.head);
         let steps = self.steps;
         let place = |place: Place| -> *mut f32 {
             match place {
@@ -71,13 +65,7 @@ impl Walk<'_> {
         let columns = column..shape.value_dim.min(column + N * LANES);
         let mut carried = None;
         for (i, step) in steps.iter().enumerate() {
-            let token = rows.at(step.node);
-            if let Some(later) = steps.get(i + AHEAD) {
-                let later = rows.at(later.node);
-                prefetch(s, later.q);
-                prefetch(s, later.k);
-                prefetch(s, &later.v[columns.clone()]);
-            }
+            let token = self.inputs.at(i);
             let from = place(step.from);
             let [u, w] = match carried.take() {
                 Some(sums) => sums,
@@ -87,7 +75,7 @@ impl Walk<'_> {
             let v = load::<S, N>(s, &token.v[columns.clone()]);
             let alpha = s.splat(token.alpha);
             let (minus_alpha, beta) = (s.splat(-token.alpha), s.splat(token.beta));
-            let product = s.splat(self.products[step.node * shape.key_heads + key_head]);
+            let product = s.splat(token.product);
             let (mut d, mut o) = ([s.zero(); N], [s.zero(); N]);
             for j in 0..N {
                 d[j] = s.mul(beta, s.mul_add(minus_alpha, u[j], v[j]));
@@ -104,13 +92,13 @@ impl Walk<'_> {
             let Some(to) = step.to else { continue };
             let to = place(to);
             if step.feeds_next {
-                let next = rows.at(steps[i + 1].node);
+                let next = self.inputs.at(i + 1);
                 // SAFETY: as above; only buffers and, for a chain, the live state are written,
                 // and both belong to this walk alone.
                 carried = Some(unsafe { write_and_read::<S, N>(s, from, to, &token, d, &next) });
             } else {
                 // SAFETY: as above.
-                unsafe { write::<S, N>(s, from, to, &token, d) };
+                unsafe { write::<S, N>(s, from, to, token.k, token.alpha, d) };
             }
         }
     }
@@ -143,16 +131,9 @@ impl Kernel for Replay<'_> {
                 let d = [s.load_slice(&self.updates[at + columns.start..at + columns.end])];
                 let place = state.as_mut_ptr();
                 // SAFETY: one block of `key_dim` rows.
-                unsafe { write::<S, 1>(s, place, place, &token, d) };
+                unsafe { write::<S, 1>(s, place, place, token.k, token.alpha, d) };
             }
         }
-    }
-}
-
-#[inline(always)]
-fn prefetch<S: Simd>(s: S, x: &[f32]) {
-    for line in x.chunks(LANES) {
-        s.prefetch(line.as_ptr());
     }
 }
 
@@ -216,7 +197,7 @@ fn total<S: Simd, const N: usize>(s: S, sums: Sums<S::V, N>) -> [S::V; N] {
 /// # Safety
 /// `state` points to N blocks of as many rows as the token has key entries.
 #[inline(always)]
-unsafe fn read<S: Simd, const N: usize>(s: S, state: *const f32, token: &Token) -> [[S::V; N]; 2] {
+unsafe fn read<S: Simd, const N: usize>(s: S, state: *const f32, token: &Input) -> [[S::V; N]; 2] {
     let key_dim = token.k.len();
     let (mut u, mut w) = ([[s.zero(); N]; 2], [[s.zero(); N]; 2]);
     let (k, q) = (&token.k[..key_dim], &token.q[..key_dim]);
@@ -250,14 +231,14 @@ unsafe fn write_row<S: Simd, const N: usize>(
     from: *const f32,
     to: *mut f32,
     i: usize,
-    token: &Token,
+    k: &[f32],
     alpha: S::V,
     d: [S::V; N],
 ) -> [S::V; N] {
-    let key_dim = token.k.len();
+    let key_dim = k.len();
     // SAFETY: by the caller's promise.
     let mut row = unsafe { row::<S, N>(s, from, i, key_dim) };
-    let k = s.splat(token.k[i]);
+    let k = s.splat(k[i]);
     for (j, (row, d)) in row.iter_mut().zip(d).enumerate() {
         *row = s.mul_add(k, d, s.mul(alpha, *row));
         // SAFETY: by the caller's promise.
@@ -277,13 +258,14 @@ unsafe fn write<S: Simd, const N: usize>(
     s: S,
     from: *const f32,
     to: *mut f32,
-    token: &Token,
+    k: &[f32],
+    alpha: f32,
     d: [S::V; N],
 ) {
-    let alpha = s.splat(token.alpha);
-    for i in 0..token.k.len() {
+    let alpha = s.splat(alpha);
+    for i in 0..k.len() {
         // SAFETY: by the caller's promise.
-        unsafe { write_row(s, from, to, i, token, alpha, d) };
+        unsafe { write_row(s, from, to, i, k, alpha, d) };
     }
 }
 
@@ -296,9 +278,9 @@ unsafe fn write_and_read<S: Simd, const N: usize>(
     s: S,
     from: *const f32,
     to: *mut f32,
-    token: &Token,
+    token: &Input,
     d: [S::V; N],
-    next: &Token,
+    next: &Input,
 ) -> [[S::V; N]; 2] {
     let key_dim = token.k.len();
     let alpha = s.splat(token.alpha);
@@ -308,7 +290,7 @@ unsafe fn write_and_read<S: Simd, const N: usize>(
     while i + 2 <= key_dim {
         for odd in 0..2 {
             // SAFETY: by the caller's promise, and i + odd < key_dim.
-            let row = unsafe { write_row(s, from, to, i + odd, token, alpha, d) };
+            let row = unsafe { write_row(s, from, to, i + odd, token.k, alpha, d) };
             add_row(s, k[i + odd], row, &mut u[odd]);
             add_row(s, q[i + odd], row, &mut w[odd]);
         }
@@ -316,7 +298,7 @@ unsafe fn write_and_read<S: Simd, const N: usize>(
     }
     if i < key_dim {
         // SAFETY: by the caller's promise, and i < key_dim.
-        let row = unsafe { write_row(s, from, to, i, token, alpha, d) };
+        let row = unsafe { write_row(s, from, to, i, token.k, alpha, d) };
         add_row(s, k[i], row, &mut u[0]);
         add_row(s, q[i], row, &mut w[0]);
     }
