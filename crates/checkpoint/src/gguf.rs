@@ -16,6 +16,8 @@ mod pretokenizer;
 mod regroup;
 mod repack;
 mod sentencepiece;
+#[cfg(test)]
+mod tests;
 mod text;
 mod tokenizer;
 
@@ -376,11 +378,15 @@ impl Source for Gguf {
             .iter()
             .map(|(&format, (count, loss))| note(format, *count, loss))
             .collect();
-        if let Some(first) = unpacked.first() {
-            notes.push(format!(
-                "{} tensors kept as f32, the first {first}",
-                unpacked.len()
-            ));
+        match &unpacked[..] {
+            [] => {}
+            [only] => notes.push(format!("1 tensor kept as f32: {only}")),
+            [first, ..] => {
+                notes.push(format!(
+                    "{} tensors kept as f32, the first {first}",
+                    unpacked.len()
+                ));
+            }
         }
         notes
     }

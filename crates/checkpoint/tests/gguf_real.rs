@@ -1,10 +1,13 @@
 //! Real GGUF files, by hand: `KOZUE_GGUF=a.gguf:b.gguf cargo test --release -p kozue-checkpoint
-//! --test gguf_real -- --nocapture` prints how long loading took and what it lost.
+//! --test gguf_real -- --nocapture` prints how long loading took and what it lost. With
+//! `KOZUE_TOKENIZERS=DIR` the tokenizers that were made of the files are written there.
+#![allow(missing_docs)]
 
 use std::path::Path;
 use std::time::Instant;
 
 use kozue_checkpoint::Checkpoint;
+use kozue_checkpoint::description::TokenizerSource;
 
 #[test]
 fn real_files_load_whole() {
@@ -15,6 +18,13 @@ fn real_files_load_whole() {
         let start = Instant::now();
         let checkpoint = Checkpoint::open(Path::new(path)).unwrap_or_else(|e| panic!("{e}"));
         let opened = start.elapsed();
+        if let Some(dir) = std::env::var_os("KOZUE_TOKENIZERS") {
+            let name = Path::new(path).file_stem().expect("a file's name");
+            let target = Path::new(&dir).join(name).with_extension("tokenizer.json");
+            let (TokenizerSource::Gguf(text) | TokenizerSource::Json(text)) =
+                &checkpoint.description().tokenizer;
+            std::fs::write(target, text).expect("the tokenizer is written");
+        }
         let mut bytes = 0;
         for info in checkpoint.tensors() {
             if info.aside {
@@ -23,7 +33,7 @@ fn real_files_load_whole() {
             match info.shape[..] {
                 [n, k] if !info.name.contains("conv1d") => {
                     let matrix = checkpoint.matrix(&info.name, n, k);
-                    bytes += matrix.unwrap_or_else(|e| panic!("{e}")).bytes();
+                    bytes += matrix.unwrap_or_else(|e| panic!("{e}")).bytes().len();
                 }
                 _ => {
                     let len = info.shape.iter().product();

@@ -221,7 +221,7 @@ static FIFTH_BITS: [[u8; 8]; 256] = {
     let mut table = [[0; 8]; 256];
     let mut index = 0;
     while index < 256 * 8 {
-        table[index / 8][index % 8] = ((index / 8 >> (index % 8)) as u8 & 1) << 4;
+        table[index / 8][index % 8] = (((index / 8) >> (index % 8)) as u8 & 1) << 4;
         index += 1;
     }
     table

@@ -352,7 +352,7 @@ impl<'a> Cursor<'a> {
     fn check_count(&self, count: u64, least: u64, what: &str) -> Result<(), String> {
         if count > MAX_ENTRIES || count.saturating_mul(least) > self.left() {
             return Err(format!(
-                "the header announces {count} {what} in {} bytes; the file is damaged",
+                "the header announces {count} {what} in {} bytes; the file is cut short or damaged",
                 self.left()
             ));
         }
@@ -410,7 +410,7 @@ impl<'a> Cursor<'a> {
             .filter(|&size| size <= self.left())
             .ok_or_else(|| {
                 format!(
-                    "{key} announces {count} elements in {} bytes; the file is damaged",
+                    "{key} announces {count} elements in {} bytes; the file is cut short or damaged",
                     self.left()
                 )
             })?;

@@ -79,7 +79,7 @@ pub(super) fn repack(
         Ok(loss)
     };
     // Small matrices are not worth a thread.
-    let threads = (n * k >> 20).clamp(1, cores());
+    let threads = ((n * k) >> 20).clamp(1, cores());
     let total = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
         let mut total = worker()?;
@@ -90,7 +90,6 @@ pub(super) fn repack(
         }
         Ok::<_, String>(total)
     })?;
-    drop(work);
     let matrix = PackedMatrix::new(spec, None, bytes).map_err(|error| error.to_string())?;
     Ok((matrix, total))
 }
