@@ -7,7 +7,7 @@ The file's weights are dequantised to f32 and run by transformers in f32, so tha
 nothing is rounded but the weights: where an engine and llama.cpp choose different
 tokens, this shows which of them the weights want, and by how much. The prompts
 are those of NAME.json; `top2` is [id, logit, id, logit] for each step. Needs
-torch, transformers, gguf; the 1.5B takes 7 GB of memory.
+torch, transformers, gguf; the 1.5B takes 10 GB of memory.
 """
 
 import json
