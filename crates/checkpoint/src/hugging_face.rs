@@ -33,7 +33,7 @@ impl HuggingFace {
 pub(crate) fn describe(dir: &Path, config: ConfigFile) -> Result<Description, Error> {
     let text = TextSide::read(dir, &config)?;
     Ok(Description {
-        name: model_name(dir),
+        name: directory_name(dir),
         config: config.model,
         tokenizer: text.tokenizer,
         chat_template: text.chat_template,
@@ -44,7 +44,7 @@ pub(crate) fn describe(dir: &Path, config: ConfigFile) -> Result<Description, Er
 }
 
 /// The directory's name; in the Hugging Face cache, where that is a hash, the repository's.
-fn model_name(dir: &Path) -> String {
+pub(crate) fn directory_name(dir: &Path) -> String {
     // "." and ".." have a name once they are resolved.
     let full = dir.canonicalize().unwrap_or_else(|_| dir.to_path_buf());
     let part = |path: &Path| Some(path.file_name()?.to_string_lossy().into_owned());

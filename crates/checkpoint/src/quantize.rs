@@ -3,6 +3,7 @@
 //! Matrices are read, rotated, quantised and written in slices of rows, so the memory that a
 //! conversion takes depends on the width of the model and not on its size.
 
+mod input;
 mod plan;
 mod report;
 
@@ -17,13 +18,13 @@ use kozue_kernels::{
     pack,
 };
 
-use crate::Checkpoint;
 use crate::destination::{Destination, check_target, is_kozue};
 use crate::error::Error;
 use crate::kozue::format_name;
 use crate::safetensors::Dtype;
 use crate::writer::{Planned, Writer};
 
+use input::Input;
 use plan::{Action, Plan, Step};
 use report::write_texts;
 pub use report::{Report, TensorReport};
@@ -64,8 +65,8 @@ pub struct Progress<'a> {
     pub total: u64,
 }
 
-/// Convert the model at `source` (a Hugging Face directory or a GGUF file) into a new directory
-/// `target` in Kozue's format.
+/// Convert the model at `source` (a Hugging Face directory, a GGUF file, or a drafter's directory)
+/// into a new directory `target` in Kozue's format.
 ///
 /// The directory appears under its name only when it is complete; on an error, or when
 /// `progress` breaks, nothing is left behind. `progress` is called after every slice of rows.
@@ -87,14 +88,15 @@ pub fn quantize(
             "is already quantised by Kozue; quantise the model that it was made from",
         ));
     }
-    let checkpoint = Checkpoint::open(source)?;
-    let plan = Plan::new(&checkpoint, options)?;
+    let input = Input::open(source)?;
+    let plan = Plan::new(source, &input, options)?;
     let destination = Destination::create(target, options.force)?;
     let path = destination.dir().join("model.safetensors");
     let writer = Writer::create(&path, &plan.tensors(), &plan.metadata())?;
     let mut run = Run {
         cpu,
-        checkpoint: &checkpoint,
+        path: source,
+        input: &input,
         writer,
         progress,
         done: 0,
@@ -121,7 +123,7 @@ pub fn quantize(
         bytes_after: plan.tensors().iter().map(Planned::bytes).sum(),
         weights: plan.weights,
     };
-    write_texts(&checkpoint, source, destination.dir(), options, &report)?;
+    write_texts(&input, source, destination.dir(), options, &report)?;
     destination.finish()?;
     Ok(report)
 }
@@ -129,7 +131,8 @@ pub fn quantize(
 /// A conversion under way.
 struct Run<'a> {
     cpu: &'a Cpu,
-    checkpoint: &'a Checkpoint,
+    path: &'a Path,
+    input: &'a Input,
     writer: Writer,
     progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     done: u64,
@@ -151,7 +154,7 @@ impl Run<'_> {
             }
             Action::Keep(dtype) => (dtype.name().to_owned(), self.keep(step, *dtype)?),
         };
-        self.checkpoint.source.release(&step.name);
+        self.input.release(&step.name);
         let bytes = match &step.action {
             Action::Pack(_) => plan.quantizer.spec(step.shape[0], step.shape[1]).bytes() as u64,
             Action::Keep(dtype) => (step.shape.iter().product::<usize>() * dtype.size()) as u64,
@@ -205,7 +208,7 @@ impl Run<'_> {
             }
         } else {
             let len = step.shape.iter().product();
-            let values = self.checkpoint.source.vector(&step.name, len)?;
+            let values = self.input.vector(&step.name, len)?;
             self.writer.data(&encode(dtype, &values, &mut error))?;
             self.advance(&step.name, len)?;
         }
@@ -222,12 +225,12 @@ impl Run<'_> {
         rows: &mut Vec<f32>,
     ) -> Result<(), Error> {
         rows.resize(count * k, 0.0);
-        let source = &self.checkpoint.source;
+        let input = self.input;
         let parts: Vec<Mutex<&mut [f32]>> = rows.chunks_mut(TILE * k).map(Mutex::new).collect();
         let failed = Mutex::new(None);
         self.cpu.run(parts.len(), &|part| {
             let mut rows = locked(&parts[part]);
-            if let Err(error) = source.rows(name, k, first + part * TILE, &mut rows) {
+            if let Err(error) = input.rows(name, k, first + part * TILE, &mut rows) {
                 *locked(&failed) = Some(error);
             }
         });
@@ -239,14 +242,14 @@ impl Run<'_> {
     fn release(&mut self, name: &str, weights: usize) {
         self.held += weights;
         if self.held >= RELEASE {
-            self.checkpoint.source.release(name);
+            self.input.release(name);
             self.held = 0;
         }
     }
 
     fn wrong(&self, name: &str, first: usize, error: kozue_kernels::Error) -> Error {
         let what = format!("{error} (counted from row {first})");
-        Error::tensor(self.checkpoint.path(), name, what)
+        Error::tensor(self.path, name, what)
     }
 
     fn advance(&mut self, tensor: &str, weights: usize) -> Result<(), Error> {

@@ -1,16 +1,17 @@
 //! What a conversion will do with each tensor, known before the first weight is read.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use kozue_kernels::hadamard::BLOCK as ROTATED;
 use kozue_kernels::{Quantizer, Rotation};
 use serde_json::json;
 
+use super::input::Input;
 use super::{Options, Size};
-use crate::Checkpoint;
 use crate::error::Error;
 use crate::kozue::{PackedEntry, SIGNS};
-use crate::layout::{Role, layout};
+use crate::layout::Role;
 use crate::safetensors::Dtype;
 use crate::writer::Planned;
 
@@ -43,28 +44,20 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub fn new(checkpoint: &Checkpoint, options: Options) -> Result<Plan, Error> {
-        let wrong = |error: kozue_kernels::Error| Error::file(checkpoint.path(), error.to_string());
+    /// `path` is the source's, for errors.
+    pub fn new(path: &Path, input: &Input, options: Options) -> Result<Plan, Error> {
+        let wrong = |error: kozue_kernels::Error| Error::file(path, error.to_string());
         let quantizer = match options.size {
             Size::M => Quantizer::int4(options.group),
             Size::L => Quantizer::int8(options.group),
         };
-        let quantizer = quantizer.map_err(wrong)?;
-        let infos: BTreeMap<&str, _> = checkpoint
-            .tensors()
-            .into_iter()
-            .map(|info| (info.name.as_str(), info))
-            .collect();
         let mut plan = Plan {
-            quantizer,
+            quantizer: quantizer.map_err(wrong)?,
             steps: Vec::new(),
             rotations: BTreeMap::new(),
             weights: 0,
         };
-        for slot in layout(&checkpoint.description().config) {
-            let Some(info) = infos.get(slot.name.as_str()) else {
-                return Err(Error::missing(checkpoint.path(), &slot.name));
-            };
+        for (slot, info) in input.tensors() {
             plan.weights += slot.shape.iter().product::<usize>() as u64;
             let stored = match info.format.as_str() {
                 "BF16" => Dtype::Bf16,
@@ -95,7 +88,7 @@ impl Plan {
             plan.steps.push(Step {
                 name: slot.name,
                 shape: slot.shape,
-                from: info.format.clone(),
+                from: info.format,
                 bytes_before: info.bytes,
                 action,
                 note,

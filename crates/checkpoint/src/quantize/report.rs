@@ -5,14 +5,12 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
+use super::input::Input;
 use super::{Options, Size};
-use crate::Checkpoint;
-use crate::config::config_json;
 use crate::destination::write_file;
 use crate::error::Error;
 use crate::fields::pretty;
 use crate::kozue::{CONFIG_KEY, FORMAT_VERSION};
-use crate::text::text_files;
 
 /// What became of one tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,20 +53,16 @@ impl Report {
 
 /// config.json, the text side, the report, and the licence of the source.
 pub(super) fn write_texts(
-    checkpoint: &Checkpoint,
+    input: &Input,
     source: &Path,
     dir: &Path,
     options: Options,
     report: &Report,
 ) -> Result<(), Error> {
-    let description = checkpoint.description();
-    let mut config = config_json(&description.config);
-    config.insert(
-        CONFIG_KEY.to_owned(),
-        mark(&description.name, options, report),
-    );
+    let (mut config, texts) = input.texts();
+    config.insert(CONFIG_KEY.to_owned(), mark(input.name(), options, report));
     write_file(&dir.join("config.json"), &pretty(config))?;
-    for (name, text) in text_files(description) {
+    for (name, text) in texts {
         write_file(&dir.join(name), &text)?;
     }
     write_file(&dir.join("quantization.json"), &pretty(report_json(report)))?;
