@@ -39,7 +39,7 @@ fn open(path: &Path) -> Checkpoint {
 
 #[track_caller]
 fn assert_fails(result: Result<(PathBuf, Report), Error>, expected: &str) {
-    let text = result.err().expect("no error").to_string();
+    let text = result.expect_err("no error").to_string();
     assert!(!text.contains('\n'), "more than one line: {text}");
     assert!(text.contains(expected), "expected {expected:?} in {text:?}");
 }
