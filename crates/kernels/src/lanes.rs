@@ -113,39 +113,11 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         x[0]
     }
 
-    /// e^x to about one unit in the last place; 0 below -87, at most e^88.
-    ///
-    /// x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts (Cody and Waite); e^r by its Taylor
-    /// polynomial of degree 7, whose remainder is below 6e-9.
+    /// e^x to about one unit in the last place; 0 below -87, at most e^88, and not a number where x
+    /// is none.
     #[inline(always)]
     fn exp(self, x: Self::V) -> Self::V {
-        const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer.
-        const LN2_HIGH: f32 = 0.693_359_4;
-        const LN2_LOW: f32 = -2.121_944_4e-4;
-        let low = self.splat(-87.0);
-        let clamped = self.min(self.max(x, low), self.splat(88.0));
-        let shifted = self.mul_add(
-            clamped,
-            self.splat(std::f32::consts::LOG2_E),
-            self.splat(SHIFT),
-        );
-        let n = self.sub(shifted, self.splat(SHIFT));
-        let r = self.mul_add(n, self.splat(-LN2_HIGH), clamped);
-        let r = self.mul_add(n, self.splat(-LN2_LOW), r);
-        let mut p = self.splat(1.0 / 5040.0);
-        for c in [
-            1.0 / 720.0,
-            1.0 / 120.0,
-            1.0 / 24.0,
-            1.0 / 6.0,
-            0.5,
-            1.0,
-            1.0,
-        ] {
-            p = self.mul_add(p, r, self.splat(c));
-        }
-        let p = self.mul(p, self.power_of_two(shifted));
-        self.zero_below(x, low, p)
+        exp(self, x)
     }
 
     /// 1 / (1 + e^-x).
@@ -193,6 +165,36 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         }
         self.sum(sum)
     }
+}
+
+/// x = n ln 2 + r with |r| <= ln 2 / 2, ln 2 in two parts (Cody and Waite); e^r by its Taylor
+/// polynomial of degree 7, whose remainder is below 6e-9.
+#[inline(always)]
+fn exp<S: Simd>(s: S, x: S::V) -> S::V {
+    const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let low = s.splat(-87.0);
+    // This order of operands keeps what is not a number.
+    let clamped = s.min(s.splat(88.0), s.max(low, x));
+    let shifted = s.mul_add(clamped, s.splat(std::f32::consts::LOG2_E), s.splat(SHIFT));
+    let n = s.sub(shifted, s.splat(SHIFT));
+    let r = s.mul_add(n, s.splat(-LN2_HIGH), clamped);
+    let r = s.mul_add(n, s.splat(-LN2_LOW), r);
+    let mut p = s.splat(1.0 / 5040.0);
+    for c in [
+        1.0 / 720.0,
+        1.0 / 120.0,
+        1.0 / 24.0,
+        1.0 / 6.0,
+        0.5,
+        1.0,
+        1.0,
+    ] {
+        p = s.mul_add(p, r, s.splat(c));
+    }
+    let p = s.mul(p, s.power_of_two(shifted));
+    s.zero_below(x, low, p)
 }
 
 /// A computation to be compiled for every instruction set. `run` must be `#[inline(always)]`, as
@@ -300,6 +302,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn zero_below(self, x: Self::V, bound: Self::V, v: Self::V) -> Self::V {
         each!(i => if x[i] < bound[i] { 0.0 } else { v[i] })
+    }
+    /// Not inlined: sixteen lanes of scalar code are long.
+    #[inline(never)]
+    fn exp(self, x: Self::V) -> Self::V {
+        exp(self, x)
     }
     #[inline(always)]
     fn power_of_two(self, shifted: Self::V) -> Self::V {
@@ -572,12 +579,14 @@ mod tests {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-1e30), 0.0);
         assert!(exp(f32::MAX).is_finite() && exp(f32::MAX) > 1e38);
+        assert!(exp(f32::NAN).is_nan());
         let sigmoid = scalar!(sigmoid);
         assert_eq!(sigmoid(1e9), 1.0);
         assert!(sigmoid(-1e9) >= 0.0 && sigmoid(-1e9) < 1e-37);
         let softplus = scalar!(softplus);
         assert_eq!(softplus(1e9), 1e9);
         assert!(softplus(-1e9).abs() < 1e-37);
+        assert!(sigmoid(f32::NAN).is_nan() && softplus(f32::NAN).is_nan());
         let silu = scalar!(silu);
         assert_eq!(silu(1e9), 1e9);
         assert!(silu(-1e4).abs() < 1e-30);

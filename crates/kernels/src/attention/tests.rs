@@ -313,6 +313,14 @@ fn extreme_scores_stay_finite() {
             };
             assert_eq!(out, [expected; 16], "{kind:?} {sign}");
         }
+        // What is not a number is not hidden.
+        let seen = Visible {
+            prefix: rows,
+            ..Visible::default()
+        };
+        let mut out = [0.0; 16];
+        attention(&cpu, &cache, (&[f32::NAN; 16], at), &[seen], 1.0, &mut out);
+        assert!(out.iter().all(|x| x.is_nan()));
     }
 }
 
