@@ -5,8 +5,10 @@ use std::path::Path;
 use crate::Checkpoint;
 use crate::config::{ConfigFile, config_json};
 use crate::fields::parse_object;
+use crate::kozue::packed_tensors;
 use crate::layout::layout;
 use crate::safetensors::Header;
+use crate::shards::Shards;
 
 /// Bytes as a safetensors file: every tensor that is accepted lies inside them.
 pub fn safetensors(data: &[u8]) {
@@ -32,6 +34,23 @@ pub fn config(data: &[u8]) {
     let again = ConfigFile::from_object(path, &config_json(&read.model));
     let again = again.unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(again.model, read.model);
+}
+
+/// The directory's model.safetensors as Kozue's own format: every packed matrix that is accepted
+/// can be read from its first row to its last. Gives how many there are.
+pub fn packed(dir: &Path) -> usize {
+    let Ok(shards) = Shards::open(dir, false) else {
+        return 0;
+    };
+    let Ok(packed) = packed_tensors(&shards) else {
+        return 0;
+    };
+    for matrix in packed.values() {
+        let mut row = vec![0.0; matrix.k()];
+        matrix.row_into(0, &mut row);
+        matrix.row_into(matrix.n() - 1, &mut row);
+    }
+    packed.len()
 }
 
 /// Ask for every tensor in every way: what is given has the shape that was listed.
@@ -84,6 +103,16 @@ mod tests {
     fn kept_safetensors_files() {
         for path in inputs("safetensors") {
             safetensors(&fs::read(path).expect("it was listed"));
+        }
+    }
+
+    #[test]
+    fn kept_packed_files() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        for path in inputs("packed") {
+            fs::copy(&path, dir.path().join("model.safetensors")).expect("it was listed");
+            let seed = path.to_string_lossy().contains("seeds");
+            assert!(packed(dir.path()) == 1 || !seed, "{}", path.display());
         }
     }
 
