@@ -7,6 +7,7 @@
 use crate::cli::BenchArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
+use crate::panel::progress;
 use kozue_engine::loaded::CpuModel;
 use kozue_engine::{LanguageModel, Loaded};
 use kozue_kernels::measure::{integer_peak, read_bandwidth};
@@ -79,6 +80,7 @@ fn measure(args: &BenchArgs, model: &CpuModel) -> Result<Figures, Failure> {
     let (mut bandwidths, mut peaks) = (Vec::new(), Vec::new());
 
     for round in 0..args.repeat {
+        progress(&format!("round {} of {}", round + 1, args.repeat));
         if round < MACHINE_ROUNDS {
             bandwidths.push(read_bandwidth(model.cpu()));
             peaks.push(integer_peak(model.cpu()));
@@ -101,6 +103,7 @@ fn measure(args: &BenchArgs, model: &CpuModel) -> Result<Figures, Failure> {
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
+    progress("");
     let medians = |all: Vec<(usize, Vec<f64>)>| {
         all.into_iter()
             .map(|(n, seconds)| (n, median(seconds)))

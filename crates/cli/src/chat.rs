@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::printer::Printer;
 use crate::run::Setup;
 use kozue_engine::conversation::Conversation;
-use kozue_engine::{Event, LanguageModel, Session};
+use kozue_engine::{LanguageModel, Session};
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -14,7 +14,6 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Editor, Helper};
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 
 const HELP: &str = "\
 /clear   forget the conversation
@@ -81,11 +80,7 @@ fn take_turn<M: LanguageModel>(
     let request = setup.request(prompt);
     let mut printer = Printer::new(Some(&chat.prompt_text()));
     let result = session.generate(&request, setup.interrupt.flag(), &mut |event| {
-        if let Event::Text(text) = event
-            && !printer.push(text)
-        {
-            setup.interrupt.flag().store(true, Ordering::Relaxed);
-        }
+        setup.show_event(event, &mut printer);
     });
     printer.finish()?;
     setup.interrupt.clear();

@@ -4,8 +4,29 @@ use crate::printer::colours;
 use kozue_engine::Answer;
 use std::io::{self, IsTerminal, Write};
 
+/// A line that is written over on a terminal, for work that takes a while.
+pub fn progress(text: &str) {
+    let mut stderr = io::stderr().lock();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush());
+    }
+}
+
+/// Shows how much of a long prompt is read.
+pub fn prefill(done: usize, total: usize) {
+    // A prompt of one pass is read at once.
+    if total > 512 {
+        let text = format!("reading the prompt: {done} of {total} tokens");
+        progress(if done < total { &text } else { "" });
+    }
+}
+
 /// Shows what the answer cost.
 pub fn show(answer: &Answer, seed: Option<u64>) {
+    if answer.token_ids.is_empty() {
+        // It ended while the prompt was read.
+        progress("");
+    }
     let (dim, plain) = if colours(&io::stderr()) {
         ("\x1b[2m", "\x1b[0m")
     } else {

@@ -89,11 +89,7 @@ impl Setup<'_> {
         } else {
             let mut printer = Printer::new(text);
             let result = session.generate(&request, self.interrupt.flag(), &mut |event| {
-                if let Event::Text(text) = event
-                    && !printer.push(text)
-                {
-                    self.interrupt.flag().store(true, Ordering::Relaxed);
-                }
+                self.show_event(event, &mut printer);
             });
             printer.finish()?;
             let answer = result?;
@@ -103,6 +99,18 @@ impl Setup<'_> {
         match answer.finish_reason {
             FinishReason::Cancelled => Err(Failure::Interrupted),
             FinishReason::Stop | FinishReason::Length => Ok(()),
+        }
+    }
+
+    /// Shows how an answer goes on; ends it where nobody reads it any more.
+    pub fn show_event(&self, event: Event, printer: &mut Printer) {
+        match event {
+            Event::Prefill { done, total } => panel::prefill(done, total),
+            Event::Text(text) => {
+                if !printer.push(text) {
+                    self.interrupt.flag().store(true, Ordering::Relaxed);
+                }
+            }
         }
     }
 
