@@ -2,6 +2,7 @@
 """Make the tiny random checkpoints in tiny/ and what transformers computes on them.
 
     python tests/reference/make_tiny.py [NAME ...]
+    python tests/reference/make_tiny.py --values [NAME ...]   only expected.safetensors again
 
 Needs torch, transformers==5.24.0, safetensors, tokenizers (CPU is enough).
 Beside each checkpoint it writes expected.json (token ids, see `reference`) and
@@ -10,6 +11,7 @@ the first one whose 300 greedy tokens are varied, hold no stop token and have no
 near-tie, so that comparing token for token is a fair test.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -163,41 +165,71 @@ def acceptable(run, stops, varied):
     return len(set(greedy)) >= varied[0] and len(set(greedy[-60:])) >= varied[1] and not stops & set(greedy)
 
 
-def hidden_states(model, prompt):
-    """[layers + 1, n, hidden]: the embedding, then the residual stream after each layer."""
-    states = []
-    hooks = [model.model.embed_tokens.register_forward_hook(lambda m, i, o: states.append(o))]
-    for layer in model.model.layers:
-        hooks.append(layer.register_forward_hook(
-            lambda m, i, o: states.append(o[0] if isinstance(o, tuple) else o)))
-    hooks.append(model.model.norm.register_forward_hook(lambda m, i, o: states.append(o)))
-    with torch.no_grad():
-        model(torch.tensor([prompt]))
-    for hook in hooks:
-        hook.remove()
-    states = [s.reshape(len(prompt), -1).clone() for s in states]
-    return torch.stack(states[:-1]), states[-1]
+@contextlib.contextmanager
+def in_double(model):
+    """The model in f64, also where transformers casts to f32.
+
+    Two f32 programs that add in another order differ by up to 2e-4 on these models
+    (transformers' chunked Gated DeltaNet from f64 as much as anything), so the values
+    to compare with come from f64.
+    """
+    to, as_float = torch.Tensor.to, torch.Tensor.float
+
+    def wide(kind):
+        return torch.float64 if kind is torch.float32 else kind
+
+    torch.Tensor.float = torch.Tensor.double
+    torch.Tensor.to = lambda self, *args, **options: to(
+        self, *map(wide, args), **{name: wide(value) for name, value in options.items()})
+    try:
+        model.double()
+        yield
+    finally:
+        torch.Tensor.to, torch.Tensor.float = to, as_float
+        model.float()
 
 
-def reference(model, runs):
-    """expected.json and the tensors of expected.safetensors.
+def values(model, prompts):
+    """The tensors of expected.safetensors for `prompts` of expected.json.
 
     `<p>.prompt_logits` holds the rows `logit_positions` of the prompt;
     `<p>.step_logits` the rows after feeding `logit_steps` generated tokens.
     """
-    described, tensors = {}, {}
-    for key, prompt, run in runs:
-        logits, greedy, saved, gap = run
+    tensors = {}
+    with in_double(model), torch.no_grad():
+        for key, described in prompts.items():
+            prompt = described["prompt"]
+            text = prompt + described["greedy"][:max(SAVED_STEPS)]
+            logits = model(torch.tensor([text]), use_cache=False).logits[0]
+            tensors[f"{key}.prompt_logits"] = logits[described["logit_positions"]]
+            tensors[f"{key}.step_logits"] = logits[[len(prompt) - 1 + s for s in SAVED_STEPS]]
+        states = []
+
+        def keep(module, inputs, out):
+            states.append(out[0] if isinstance(out, tuple) else out)
+
+        parts = [model.model.embed_tokens, *model.model.layers, model.model.norm]
+        hooks = [part.register_forward_hook(keep) for part in parts]
+        prompt = prompts["short"]["prompt"]
+        model(torch.tensor([prompt]), use_cache=False)
+        for hook in hooks:
+            hook.remove()
+    states = [state.reshape(len(prompt), -1) for state in states]
+    # [layers + 1, 5, hidden]: the embedding, then the residual stream after each layer.
+    tensors["short.hidden"] = torch.stack(states[:-1])
+    tensors["short.final_norm"] = states[-1]  # [5, hidden]
+    return {name: tensor.to(torch.float32).contiguous() for name, tensor in tensors.items()}
+
+
+def described_runs(runs):
+    """The prompts of expected.json."""
+    described = {}
+    for key, prompt, (_, greedy, _, gap) in runs:
         last = len(prompt) - 1
         positions = sorted({p for p in (0, 1, 2, 3, 4, 63, 64, 65, 127, 128, last) if p <= last})
         described[key] = {"prompt": prompt, "logit_positions": positions, "greedy": greedy,
                           "logit_steps": SAVED_STEPS, "smallest_greedy_gap": round(gap, 6)}
-        tensors[f"{key}.prompt_logits"] = logits[positions].clone()
-        tensors[f"{key}.step_logits"] = torch.stack([saved[s] for s in SAVED_STEPS])
-    hidden, final = hidden_states(model, runs[0][1])
-    tensors["short.hidden"] = hidden  # [layers + 1, 5, hidden]
-    tensors["short.final_norm"] = final  # [5, hidden]
-    return described, tensors
+    return described
 
 
 def legacy(config):
@@ -340,8 +372,7 @@ def find_seed(name, config, dtype, stops, varied):
 
 def make(name):
     config, rule, layout = MODELS[name]
-    root = os.environ.get("KOZUE_SCRATCH", "/tmp") if layout.get("scratch") else os.path.join(HERE, "tiny")
-    folder = os.path.join(root, name)
+    folder = folder_of(name)
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     dtype = layout.get("dtype", "f32")
@@ -375,12 +406,10 @@ def make(name):
                 "transformers_version": transformers.__version__})
     write_weights(folder, tensors, layout.get("shards", 1))
 
-    expected, logits = reference(model, runs)
-    expected = {"seed": seed, "vocab_size": config.vocab_size, "prompts": expected,
+    expected = {"seed": seed, "vocab_size": config.vocab_size, "prompts": described_runs(runs),
                 "tokenizer": tokenizer_reference(folder, tokenizer)}
     write_json(folder, "expected.json", expected)
-    save_file({n: t.contiguous() for n, t in logits.items()}, os.path.join(folder, "expected.safetensors"))
-    check(folder, layout, expected, logits)
+    write_values(name)
     for file in os.listdir(folder):
         os.chmod(os.path.join(folder, file), 0o644)
     size = sum(os.path.getsize(os.path.join(folder, f)) for f in os.listdir(folder))
@@ -389,23 +418,36 @@ def make(name):
     print(f"{name}: seed {seed}, {size} bytes, smallest gaps {gaps}, distinct tokens {kinds}", flush=True)
 
 
-def check(folder, layout, expected, logits):
-    """What lies on disk, loaded by transformers, gives what was recorded."""
-    if layout.get("multimodal"):
-        from transformers.models.qwen3_5 import Qwen3_5ForCausalLM
-        model = Qwen3_5ForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    else:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    prompt = expected["prompts"]["long"]
+def folder_of(name):
+    scratch = MODELS[name][2].get("scratch")
+    return os.path.join(os.environ.get("KOZUE_SCRATCH", "/tmp") if scratch else os.path.join(HERE, "tiny"), name)
+
+
+def write_values(name):
+    """expected.safetensors, from what lies on disk; the f32 model must not be far from it."""
+    folder = folder_of(name)
+    kind = AutoModelForCausalLM
+    if MODELS[name][2].get("multimodal"):
+        from transformers.models.qwen3_5 import Qwen3_5ForCausalLM as kind
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with open(os.path.join(folder, "expected.json"), encoding="utf-8") as file:
+        prompts = json.load(file)["prompts"]
+    tensors = values(model, prompts)
+    prompt = prompts["long"]
     with torch.no_grad():
         rows = model(torch.tensor([prompt["prompt"]])).logits[0, prompt["logit_positions"]]
-    error = (rows - logits["long.prompt_logits"]).abs().max().item()
-    assert error < 1e-5, (folder, error)
+    error = (rows - tensors["long.prompt_logits"]).abs().max().item()
+    assert error < 1e-3, (folder, error)
+    save_file(tensors, os.path.join(folder, "expected.safetensors"))
+    print(f"{name}: transformers in f32 differs by {error:.2e}", flush=True)
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for chosen in sys.argv[1:] or MODELS:
+    names = sys.argv[1:]
+    only_values = names[:1] == ["--values"]
+    names = names[only_values:] or [n for n in MODELS if not (only_values and n == "llama-256")]
+    for chosen in names:
         if chosen not in MODELS:
             raise SystemExit(f"no tiny model {chosen!r}; known: {', '.join(MODELS)}")
-        make(chosen)
+        (write_values if only_values else make)(chosen)

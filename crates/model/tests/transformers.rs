@@ -1,13 +1,13 @@
-//! Every tiny checkpoint against what Hugging Face transformers computes on the same weights
-//! (tests/reference/make_tiny.py), in f32.
+//! Every tiny checkpoint, run in f32, against what Hugging Face transformers computes on the same
+//! weights: logits and residual streams in f64, greedy tokens in f32 (tests/reference/make_tiny.py).
 
 mod tiny;
 
 use kozue_kernels::Cpu;
 use tiny::{Tiny, all, argmax};
 
-/// Largest absolute difference that f32 sums in another order may cause.
-const TOLERANCE: f32 = 1e-3;
+/// Largest absolute difference that rounding to f32 may cause.
+const TOLERANCE: f32 = 1e-4;
 
 fn assert_close(ours: &[f32], theirs: &[f32], what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");

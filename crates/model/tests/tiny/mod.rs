@@ -24,8 +24,20 @@ pub struct Prompt {
     pub step_logits: Vec<f32>,
 }
 
+/// What other programs compute, see tests/reference/README.md.
+pub fn reference() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
+}
+
 pub fn folder() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny")
+    reference().join("tiny")
+}
+
+/// An f32 tensor of a safetensors file.
+pub fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let bytes = file.tensor(name).unwrap().data();
+    let value = |b: &[u8]| f32::from_le_bytes(b.try_into().unwrap());
+    bytes.chunks_exact(4).map(value).collect()
 }
 
 /// Names of all checkpoints that have expected results.
@@ -37,7 +49,7 @@ pub fn all() -> Vec<String> {
         .map(|entry| entry.file_name().into_string().unwrap())
         .collect();
     names.sort();
-    assert!(names.len() >= 4, "found only {names:?}");
+    assert!(names.len() >= 7, "found only {names:?}");
     names
 }
 
@@ -54,12 +66,7 @@ impl Tiny {
     }
 
     pub fn tensor(&self, name: &str) -> Vec<f32> {
-        let file = SafeTensors::deserialize(&self.tensors).unwrap();
-        let bytes = file.tensor(name).unwrap().data();
-        bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
-            .collect()
+        floats(&SafeTensors::deserialize(&self.tensors).unwrap(), name)
     }
 
     pub fn prompt(&self, key: &str) -> Prompt {
