@@ -31,6 +31,27 @@ def _target(a: argparse.Namespace) -> None:
     ))
 
 
+def _generate(a: argparse.Namespace) -> None:
+    from kozue_train.stages.generate import GenerateOptions, run
+
+    run(GenerateOptions(target=a.target, prompts=a.prompts, out=a.out, new_tokens=a.new_tokens, batch=a.batch, per_category=a.per_category,
+                        temperatures=tuple(map(float, a.temperatures.split(","))), stops=tuple(map(int, a.stops.split(","))), device=a.device, seconds=a.seconds))
+
+
+def _drafter(a: argparse.Namespace) -> None:
+    from kozue_train.stages import dflash, weaver
+
+    fields = {k: v for k, v in vars(a).items() if k in dflash.DrafterOptions.__dataclass_fields__}
+    (dflash if a.stage == "dflash" else weaver).run(dflash.DrafterOptions(**fields))
+
+
+def _eval(a: argparse.Namespace) -> None:
+    from kozue_train.stages.evaluate import EvalOptions, run
+
+    run(EvalOptions(target=a.target, texts=a.texts, drafter=a.drafter, weaver=a.weaver, out=a.out, budgets=tuple(map(int, a.budgets.split(","))),
+                    per_category=a.per_category, device=a.device))
+
+
 def _plot(a: argparse.Namespace) -> None:
     from kozue_train.log import plot
 
@@ -74,6 +95,48 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--plain", action="store_true", help="no Triton and no compilation")
     p.add_argument("--stable-copy", action="store_true", help="also keep the weights from before the decay")
     p.set_defaults(run=_target)
+
+    p = sub.add_parser("generate", help="the target's own answers to prompts")
+    p.add_argument("--target", type=Path, required=True, help="folder of a transformers checkpoint with tokenizer.json")
+    p.add_argument("--prompts", type=Path, required=True, help="prompts.train.json or prompts.eval.json of the data stage")
+    p.add_argument("--out", type=Path, required=True, help="texts file to write (.npz)")
+    for name, number in (("new-tokens", 220), ("batch", 2048), ("per-category", 0)):
+        p.add_argument(f"--{name}", type=int, default=number)
+    p.add_argument("--temperatures", default="0,0,0.7,1")
+    p.add_argument("--stops", default="0,2", help="token ids that end an answer")
+    p.add_argument("--seconds", type=float, default=1e9)
+    p.add_argument("--device", default="cuda")
+    p.set_defaults(run=_generate)
+
+    for stage, text in (("dflash", "train a DFlash drafter"), ("weaver", "train a Weaver on a frozen drafter")):
+        p = sub.add_parser(stage, help=text)
+        p.add_argument("--target", type=Path, required=True)
+        p.add_argument("--texts", type=Path, required=True)
+        p.add_argument("--out", type=Path, required=True)
+        for name, number in (("rows", 64), ("length", 384), ("anchors", 16), ("steps", 4000), ("seed", 0)):
+            p.add_argument(f"--{name}", type=int, default=number)
+        for name, value in (("call-seconds", 1e9), ("matrix-lr", 3e-3), ("other-lr", 1e-3), ("gamma", 7.0)):
+            p.add_argument(f"--{name}", type=float, default=value)
+        p.add_argument("--device", default="cuda")
+        if stage == "dflash":
+            for name, number in (("layers", 3), ("intermediate", 1024), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("taps", 5), ("block", 16), ("mask-id", 5)):
+                p.add_argument(f"--{name}", type=int, default=number)
+            p.add_argument("--rope-theta", type=float, default=10000.0)
+        else:
+            p.add_argument("--drafter", type=Path, required=True)
+            for name, number in (("rank", 384), ("weaver-heads", 3), ("mlp", 768), ("pool", 128)):
+                p.add_argument(f"--{name}", type=int, default=number)
+            p.add_argument("--mix", type=float, default=0.5, help="share of KL in the loss, the rest is total variation")
+        p.set_defaults(run=_drafter)
+
+    p = sub.add_parser("eval", help="tokens per pass of plain, chain, DDTree and Weaver trees")
+    for name in ("target", "texts", "drafter", "out"):
+        p.add_argument(f"--{name}", type=Path, required=True)
+    p.add_argument("--weaver", type=Path)
+    p.add_argument("--budgets", default="8,16,32,64")
+    p.add_argument("--per-category", type=int, default=24)
+    p.add_argument("--device", default="cpu")
+    p.set_defaults(run=_eval)
 
     p = sub.add_parser("check-device", help="compare the fast kernels with plain PyTorch on this GPU and time them")
     p.add_argument("--rows", type=int, default=16)

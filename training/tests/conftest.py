@@ -12,7 +12,7 @@ import torch
 
 from kozue_train.stages.data import DataOptions, run
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 CODE = '''"""A module."""
 import math

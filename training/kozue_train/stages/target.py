@@ -84,9 +84,10 @@ def validation(model: Target, val: dict[str, np.ndarray], length: int, rows: int
         t = torch.from_numpy(batch).to(device)
         targets = t[:, 1:].clone()
         targets[n:] = -1
-        with torch.no_grad():
-            hidden, _ = model(t[:, :-1])
-            out[name] = round(float(losses.tied_cross_entropy(hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1))), 4)
+        # With gradients on, although none is used: without them every compiled piece would be compiled again.
+        hidden, _ = model(t[:, :-1])
+        value = losses.tied_cross_entropy(hidden.reshape(-1, hidden.shape[-1]), weight, targets.reshape(-1))
+        out[name] = round(float(value.detach()), 4)
     return out
 
 

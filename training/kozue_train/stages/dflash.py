@@ -1,0 +1,208 @@
+"""Stage `dflash`: trains a drafter for a frozen target on the target's own text.
+
+Each step takes rows of text and random anchors inside the answers. An anchor's token is clean, the
+15 after it are masked; the block sees the target's features of the tokens before the anchor only.
+Loss: cross entropy on rows 1..15, weight exp(-(k - 1) / gamma) (arXiv 2602.06036, section 2.3).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kozue_train.checkpoint import load_resume, save_resume
+from kozue_train.frozen import Frozen, load_frozen
+from kozue_train.log import JsonLog
+from kozue_train.model.dflash import DFlash, DFlashConfig, default_taps, save_dflash
+from kozue_train.optim import Optimizer, schedule
+from kozue_train.stages.generate import Texts
+
+
+@dataclass
+class DrafterOptions:
+    """Shared by `dflash` and `weaver`."""
+
+    target: Path
+    texts: Path
+    out: Path
+    rows: int = 64
+    length: int = 384
+    anchors: int = 16
+    steps: int = 4000
+    call_seconds: float = 1e9
+    matrix_lr: float = 3e-3
+    other_lr: float = 1e-3
+    gamma: float = 7.0
+    seed: int = 0
+    device: str = "cuda"
+    # dflash
+    layers: int = 3
+    intermediate: int = 1024
+    heads: int = 6
+    kv_heads: int = 2
+    head_dim: int = 128
+    taps: int = 5
+    block: int = 16
+    mask_id: int = 5
+    rope_theta: float = 10000.0
+    # weaver
+    drafter: Path | None = None
+    rank: int = 384
+    weaver_heads: int = 3
+    mlp: int = 768
+    pool: int = 128
+    mix: float = 0.5
+
+
+@dataclass
+class Anchors:
+    """A batch: ids [B, T], anchor positions [B, A], block tokens [B, A, W] and which of them exist."""
+
+    ids: Tensor
+    anchors: Tensor
+    blocks: Tensor
+    valid: Tensor
+
+
+class AnchorBatches:
+    """Draws rows and anchors; rows longer than `length` are cut."""
+
+    def __init__(self, texts: Texts, options: DrafterOptions, device: torch.device, block: int, seed: int) -> None:
+        self.options, self.device, self.block = options, device, block
+        self.rng = np.random.default_rng(seed)
+        usable = [i for i, r in enumerate(texts.rows) if min(len(r), options.length) - texts.starts[i] >= 3]
+        if not usable:
+            raise ValueError(f"{options.texts}: no answer of at least 3 tokens within {options.length} tokens; generate longer answers or raise the length")
+        # Sorted by size, so that a batch needs little padding.
+        self.usable = sorted(usable, key=lambda i: len(texts.rows[i]))
+        self.texts = texts
+
+    def next(self) -> Anchors:
+        """One batch; its T is the longest row rounded up to 64."""
+        o, rng = self.options, self.rng
+        at = int(rng.integers(0, max(1, len(self.usable) - o.rows + 1)))
+        picked = [self.usable[(at + j) % len(self.usable)] for j in range(o.rows)]
+        sizes = [min(len(self.texts.rows[i]), o.length) for i in picked]
+        width = -(-max(sizes) // 64) * 64
+        ids = np.zeros((o.rows, width), dtype=np.int64)
+        anchors = np.zeros((o.rows, o.anchors), dtype=np.int64)
+        blocks = np.zeros((o.rows, o.anchors, self.block), dtype=np.int64)
+        valid = np.zeros((o.rows, o.anchors, self.block), dtype=bool)
+        for b, (i, n) in enumerate(zip(picked, sizes)):
+            row = self.texts.rows[i][:n]
+            ids[b, :n] = row
+            anchors[b] = np.sort(rng.integers(self.texts.starts[i], n - 1, size=o.anchors))
+            place = anchors[b][:, None] + np.arange(self.block)
+            valid[b] = place < n
+            blocks[b] = row[np.minimum(place, n - 1)]
+        put = lambda a: torch.from_numpy(a).to(self.device, non_blocking=True)  # noqa: E731
+        return Anchors(put(ids), put(anchors), put(blocks), put(valid))
+
+
+def drafter_config(options: DrafterOptions, target: Frozen) -> DFlashConfig:
+    return DFlashConfig(
+        hidden_size=target.hidden_size, vocab_size=target.head.shape[0], num_target_layers=target.layers, mask_token_id=options.mask_id,
+        target_layer_ids=default_taps(target.layers, options.taps), intermediate_size=options.intermediate, num_hidden_layers=options.layers,
+        num_attention_heads=options.heads, num_key_value_heads=options.kv_heads, head_dim=options.head_dim, block_size=options.block, rope_theta=options.rope_theta,
+    )
+
+
+def row_weights(block: int, gamma: float, device: torch.device) -> Tensor:
+    """exp(-(k - 1) / gamma) for k = 1..block-1."""
+    return torch.exp(-torch.arange(block - 1, device=device, dtype=torch.float32) / gamma)
+
+
+def drafter_loss(model: DFlash, target: Frozen, batch: Anchors, gamma: float) -> tuple[Tensor, Tensor]:
+    """Weighted mean cross entropy, and the mean number of leading greedy hits (accepted tokens of a chain)."""
+    features = target.features(batch.ids, model.config.target_layer_ids)
+    hidden = model(features.taps, batch.blocks[:, :, 0], batch.anchors, target.embedding)[:, :, 1:]
+    labels, valid = batch.blocks[:, :, 1:], batch.valid[:, :, 1:]
+    weight = row_weights(model.config.block_size, gamma, hidden.device) * valid
+    flat = hidden.reshape(-1, hidden.shape[-1])
+    picked_w, picked_l = weight.reshape(-1), labels.reshape(-1)
+    total = torch.zeros((), device=hidden.device)
+    hits = []
+    for at in range(0, flat.shape[0], 16384):
+        logits = flat[at : at + 16384] @ target.head.to(flat.dtype).t()
+        nll = torch.nn.functional.cross_entropy(logits.float(), picked_l[at : at + 16384], reduction="none")
+        total = total + (nll * picked_w[at : at + 16384]).sum()
+        hits.append(logits.detach().argmax(-1) == picked_l[at : at + 16384])
+    right = torch.cat(hits).view(labels.shape) & valid
+    # Blocks cut short by the end of the text are left out of the count.
+    whole = valid.all(-1)
+    run = right.int().cumprod(-1).sum(-1).float()
+    accepted = (run * whole).sum() / whole.sum().clamp(min=1)
+    return total / weight.sum().clamp(min=1e-6), accepted
+
+
+def training_loop(
+    options: DrafterOptions, stage: str, model: torch.nn.Module, batches: AnchorBatches, device: torch.device,
+    step_loss: Any, export: Any,
+) -> dict[str, Any]:
+    """Shared loop: schedule on steps, resume from state.pt, JSON lines log, export at the end."""
+    began = time.time()
+    log = JsonLog(options.out / f"{stage}.jsonl")
+    optimizer = Optimizer([(n, p) for n, p in model.named_parameters()], options.matrix_lr, options.other_lr, weight_decay=0.05)
+    state, step = options.out / "state.pt", 0
+    if state.exists():
+        saved = load_resume(state, device)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        step = saved["step"]
+    batches.rng = np.random.default_rng(options.seed + step)
+    log.write(stage=stage, event="start", step=step, parameters=sum(p.numel() for p in model.parameters()))
+    window: list[dict[str, Tensor]] = []
+    first, last = step, time.time()
+    while step < options.steps and time.time() - began < options.call_seconds:
+        figures = step_loss(batches.next())
+        figures["loss"].backward()
+        scale = schedule(step / options.steps, 0.04, 0.5, 0.02)
+        figures["norm"] = optimizer.step(scale)
+        window.append({k: v.detach() for k, v in figures.items()})
+        step += 1
+        if step - first <= 2 or step % 50 == 0 or step == options.steps:
+            means = {k: round(float(torch.stack([w[k] for w in window]).float().mean()), 4) for k in window[0]}
+            now = time.time()
+            log.write(stage=stage, step=step, lr=round(scale, 4), ms=round(1000 * (now - last) / len(window), 1), **means)
+            if not np.isfinite(means["loss"]):
+                raise FloatingPointError(f"loss is {means['loss']} at step {step}; lower the learning rate")
+            window, last = [], now
+    save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+    export()
+    log.write(stage=stage, event="end", step=step, seconds=round(time.time() - began, 1))
+    return {"step": step}
+
+
+def prepare(options: DrafterOptions) -> tuple[torch.device, torch.dtype, Frozen]:
+    """Device, type of the products and the frozen target (with Triton kernels for ours on a GPU)."""
+    device = torch.device(options.device)
+    torch.manual_seed(options.seed)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if device.type == "cuda":
+        from kozue_train.model import gated_delta
+
+        torch.set_float32_matmul_precision("high")
+        gated_delta.use_fast(compile_products=False)
+    return device, dtype, load_frozen(options.target, device, dtype)
+
+
+def run(options: DrafterOptions) -> dict[str, Any]:
+    """Trains or goes on training; writes `out/dflash` in z-lab's format."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    device, _, target = prepare(options)
+    model = DFlash(drafter_config(options, target))
+    model.initialise(options.seed)
+    model.to(device)
+    batches = AnchorBatches(Texts.load(options.texts), options, device, model.config.block_size, options.seed)
+
+    def step_loss(batch: Anchors) -> dict[str, Tensor]:
+        loss, accepted = drafter_loss(model, target, batch, options.gamma)
+        return {"loss": loss, "accepted": accepted}
+
+    return training_loop(options, "dflash", model, batches, device, step_loss, lambda: save_dflash(model, options.out / "dflash"))

@@ -1,0 +1,89 @@
+"""Stage `generate`: the target's own answers to prompts, the text that drafters are trained and measured on."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from kozue_train.frozen import load_frozen
+from kozue_train.log import JsonLog
+
+
+@dataclass
+class Texts:
+    """Token rows: prompt and answer, where the answer starts, category, temperature."""
+
+    rows: list[np.ndarray]
+    starts: np.ndarray
+    categories: list[str]
+    temperatures: np.ndarray
+
+    def save(self, path: Path) -> None:
+        flat = np.concatenate(self.rows) if self.rows else np.zeros(0, dtype=np.uint32)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, tokens=flat.astype(np.uint32), sizes=np.array([len(r) for r in self.rows]), starts=self.starts,
+                            categories=np.array(self.categories), temperatures=self.temperatures)
+
+    @staticmethod
+    def load(path: Path) -> Texts:
+        if not Path(path).exists():
+            raise FileNotFoundError(f"{path}: not there; run `kozue-train generate` first")
+        f = np.load(path)
+        ends = np.cumsum(f["sizes"])
+        return Texts([f["tokens"][e - s : e].astype(np.int64) for s, e in zip(f["sizes"], ends)], f["starts"], [str(c) for c in f["categories"]], f["temperatures"])
+
+
+@dataclass
+class GenerateOptions:
+    """`per_category` limits the prompts of each category (0: all)."""
+
+    target: Path
+    prompts: Path
+    out: Path
+    new_tokens: int = 220
+    max_prompt: int = 300
+    batch: int = 2048
+    per_category: int = 0
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
+    stops: tuple[int, ...] = (0, 2)
+    device: str = "cuda"
+    seconds: float = 1e9
+
+
+def run(options: GenerateOptions) -> Texts:
+    """Answers all prompts, longest prompts last; stops early (with what is done) when `seconds` are over."""
+    began = time.time()
+    log = JsonLog(options.out.with_suffix(".jsonl"))
+    device = torch.device(options.device)
+    torch.manual_seed(7)
+    target = load_frozen(options.target, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    tok = Tokenizer.from_file(str(options.target / "tokenizer.json"))
+    todo: list[tuple[list[int], str, float]] = []
+    for category, prompts in json.loads(options.prompts.read_text()).items():
+        for i, text in enumerate(prompts[: options.per_category or None]):
+            ids = tok.encode(text).ids
+            if len(ids) <= options.max_prompt:
+                todo.append((ids, category, options.temperatures[i % len(options.temperatures)]))
+    todo.sort(key=lambda x: len(x[0]) // 16)
+    rows: list[np.ndarray] = []
+    kept: list[tuple[int, str, float]] = []
+    order = list(range(0, len(todo), options.batch))
+    for n, at in enumerate(order):
+        part = todo[at : at + options.batch]
+        answers = target.generate([p for p, _, _ in part], options.new_tokens, [t for _, _, t in part], options.stops)
+        for (prompt, category, temperature), answer in zip(part, answers):
+            if len(answer) >= 4:
+                rows.append(np.array(prompt + answer))
+                kept.append((len(prompt), category, temperature))
+        log.write(stage="generate", batch=n + 1, of=len(order), rows=len(rows), tokens=sum(len(a) for a in answers), seconds=round(time.time() - began, 1))
+        if time.time() - began > options.seconds:
+            break
+    texts = Texts(rows, np.array([k[0] for k in kept]), [k[1] for k in kept], np.array([k[2] for k in kept]))
+    texts.save(options.out)
+    return texts
