@@ -33,7 +33,7 @@ use crate::rows::{Heads, Shared, for_rows};
 
 pub use gates::delta_gates;
 use inputs::{Gather, Inputs};
-use plan::Plan;
+use plan::{Plan, steps_in_place};
 use walk::{Replay, TOGETHER, Walk};
 
 /// Shapes of a Gated DeltaNet layer.
@@ -268,7 +268,15 @@ pub fn delta_advance(
     }
     let data = Shared::new(&mut state.data);
     let work = TOGETHER * 32 * path.len() * shape.key_dim;
+    let steps = steps_in_place(path.iter().copied());
     over_columns(cpu, shape, work, &|head, groups| {
+        let mut inputs = cpu.scratch(steps.len() * Inputs::row(&shape));
+        let gather = Gather {
+            steps: &steps,
+            rows: rows.head(&shape, head),
+            inputs: Inputs::new(&shape, &mut inputs),
+        };
+        dispatch(cpu.isa(), gather);
         for group in groups {
             let block = group * TOGETHER;
             let blocks = TOGETHER.min(shape.blocks() - block);
@@ -276,8 +284,8 @@ pub fn delta_advance(
             let at = first * shape.block()..(first + blocks) * shape.block();
             let replay = Replay {
                 shape: &shape,
-                rows,
-                path,
+                path: &steps,
+                inputs: Inputs::new(&shape, &inputs),
                 head,
                 block,
                 // SAFETY: blocks are disjoint.

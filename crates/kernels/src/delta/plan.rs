@@ -33,17 +33,23 @@ pub(super) struct Plan {
 /// Steps of a chain that are run before the next columns are.
 const PART: usize = 64;
 
+/// Steps one after the other on the live state.
+pub(super) fn steps_in_place(nodes: impl ExactSizeIterator<Item = usize>) -> Vec<Step> {
+    let count = nodes.len();
+    let step = |(i, node): (usize, usize)| Step {
+        node,
+        from: Place::Live,
+        to: Some(Place::Live),
+        feeds_next: i + 1 < count && !(i + 1).is_multiple_of(PART),
+    };
+    nodes.enumerate().map(step).collect()
+}
+
 impl Plan {
     /// A chain that leaves its last state in place of the first.
     pub(super) fn chain(m: usize) -> Self {
-        let steps = (0..m).map(|node| Step {
-            node,
-            from: Place::Live,
-            to: Some(Place::Live),
-            feeds_next: node + 1 < m && !(node + 1).is_multiple_of(PART),
-        });
         Self {
-            steps: steps.collect(),
+            steps: steps_in_place(0..m),
             buffers: 0,
             part: PART,
         }

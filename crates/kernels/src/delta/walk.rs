@@ -3,9 +3,9 @@
 use crate::lanes::{Kernel, LANES, Simd};
 use crate::rows::Shared;
 
+use super::DeltaShape;
 use super::inputs::{Input, Inputs};
 use super::plan::{Place, Step};
-use super::{DeltaRows, DeltaShape};
 
 /// Blocks of sixteen columns that are walked together: enough chains of multiply-adds to keep two
 /// units busy, few enough for a tree's states to stay in the first cache.
@@ -107,8 +107,9 @@ impl Walk<'_> {
 /// Replays updates on up to `TOGETHER` blocks of columns of one value head.
 pub(super) struct Replay<'a> {
     pub(super) shape: &'a DeltaShape,
-    pub(super) rows: DeltaRows<'a>,
-    pub(super) path: &'a [usize],
+    pub(super) path: &'a [Step],
+    /// What the nodes of the path read, in its order.
+    pub(super) inputs: Inputs<&'a [f32]>,
     pub(super) head: usize,
     pub(super) block: usize,
     pub(super) state: &'a mut [f32],
@@ -119,20 +120,52 @@ impl Kernel for Replay<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let shape = self.shape;
-        let rows = self.rows.head(shape, self.head);
-        for (i, state) in self.state.chunks_exact_mut(shape.block()).enumerate() {
-            let column = (self.block + i) * LANES;
-            let columns = column..shape.value_dim.min(column + LANES);
-            for &node in self.path {
-                let token = rows.at(node);
-                let at = node * shape.values() + self.head * shape.value_dim;
-                let d = [s.load_slice(&self.updates[at + columns.start..at + columns.end])];
-                let place = state.as_mut_ptr();
-                // SAFETY: one block of `key_dim` rows.
-                unsafe { write::<S, 1>(s, place, place, token.k, token.alpha, d) };
+    fn run<S: Simd>(mut self, s: S) {
+        let key_dim = self.shape.key_dim;
+        for block in 0..self.state.len() / self.shape.block() {
+            let mut row = 0;
+            if S::REGISTERS >= 32 {
+                while row + 8 <= key_dim {
+                    self.rows::<S, 8>(s, block, row);
+                    row += 8;
+                }
             }
+            while row + 4 <= key_dim {
+                self.rows::<S, 4>(s, block, row);
+                row += 4;
+            }
+            while row < key_dim {
+                self.rows::<S, 1>(s, block, row);
+                row += 1;
+            }
+        }
+    }
+}
+
+impl Replay<'_> {
+    /// The whole path on R rows of a block, held in registers.
+    #[inline(always)]
+    fn rows<S: Simd, const R: usize>(&mut self, s: S, block: usize, row: usize) {
+        let shape = self.shape;
+        let column = (self.block + block) * LANES;
+        let width = LANES.min(shape.value_dim - column);
+        let (state, _) = self.state[block * shape.block()..].as_chunks_mut::<LANES>();
+        let state = &mut state[row..][..R];
+        let mut rows = [s.zero(); R];
+        for (row, state) in rows.iter_mut().zip(&*state) {
+            *row = s.load(state);
+        }
+        for (i, step) in self.path.iter().enumerate() {
+            let input = self.inputs.at(i);
+            let at = step.node * shape.values() + self.head * shape.value_dim + column;
+            let d = s.load_slice(&self.updates[at..at + width]);
+            let alpha = s.splat(input.alpha);
+            for (row, k) in rows.iter_mut().zip(&input.k[row..][..R]) {
+                *row = s.mul_add(s.splat(*k), d, s.mul(alpha, *row));
+            }
+        }
+        for (row, state) in rows.into_iter().zip(state) {
+            s.store(row, state);
         }
     }
 }
