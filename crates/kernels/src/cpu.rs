@@ -11,7 +11,7 @@ pub struct Cpu {
     pool: ThreadPool,
     isa: Isa,
     /// Buffers given back by earlier calls, so that decoding allocates nothing.
-    spare: Mutex<Vec<Vec<Line>>>,
+    spare: Mutex<Vec<Vec<Page>>>,
 }
 
 impl Cpu {
@@ -50,15 +50,15 @@ impl Cpu {
         self.pool.run(tasks, f);
     }
 
-    /// A reused buffer of `len` values, aligned to 64 bytes. Its content is whatever an earlier
+    /// A reused buffer of `len` values, aligned to a page. Its content is whatever an earlier
     /// user left.
     pub fn scratch<T: Plain>(&self, len: usize) -> Scratch<'_, T> {
-        let lines = (len * size_of::<T>()).div_ceil(size_of::<Line>());
+        let pages = (len * size_of::<T>()).div_ceil(size_of::<Page>());
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         // The smallest that is large enough, else the largest, which then grows.
         let best = (0..spare.len()).min_by_key(|&i| {
             let have = spare[i].len();
-            if have >= lines {
+            if have >= pages {
                 (0, have)
             } else {
                 (1, usize::MAX - have)
@@ -66,8 +66,8 @@ impl Cpu {
         });
         let mut buffer = best.map_or_else(Vec::new, |i| spare.swap_remove(i));
         drop(spare);
-        if buffer.len() < lines {
-            buffer.resize(lines, Line([0; 64]));
+        if buffer.len() < pages {
+            buffer.resize(pages, Page([0; 4096]));
         }
         Scratch {
             cpu: self,
@@ -78,9 +78,11 @@ impl Cpu {
     }
 }
 
+/// The unit of scratch memory. Page alignment lets kernels place their streams so that loads and
+/// stores do not share the lower 12 bits of their addresses, which would hold them up.
 #[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
 
 mod sealed {
     pub trait Sealed {}
@@ -97,7 +99,7 @@ plain!(u8, i8, u16, i16, u32, i32, u64, f32, f64);
 /// A buffer borrowed from a [`Cpu`]; it goes back when dropped.
 pub struct Scratch<'a, T: Plain> {
     cpu: &'a Cpu,
-    buffer: Vec<Line>,
+    buffer: Vec<Page>,
     len: usize,
     kind: std::marker::PhantomData<T>,
 }
@@ -106,7 +108,7 @@ impl<T: Plain> Deref for Scratch<'_, T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: the buffer holds at least `len` values of T by construction, is aligned to 64,
+        // SAFETY: the buffer holds at least `len` values of T by construction, is aligned to a page,
         // is initialised, and every bit pattern is a valid `Plain`.
         unsafe { std::slice::from_raw_parts(self.buffer.as_ptr().cast(), self.len) }
     }
@@ -138,16 +140,16 @@ mod tests {
     fn scratch_is_aligned_disjoint_and_reused() {
         let cpu = Cpu::new(Some(1));
         let address = {
-            let mut a = cpu.scratch::<f32>(100);
+            let mut a = cpu.scratch::<f32>(5000);
             let mut b = cpu.scratch::<i8>(3);
             a.fill(1.5);
             b.fill(-1);
-            assert_eq!(a.as_ptr() as usize % 64, 0);
-            assert_eq!(b.as_ptr() as usize % 64, 0);
+            assert_eq!(a.as_ptr() as usize % 4096, 0);
+            assert_eq!(b.as_ptr() as usize % 4096, 0);
             assert!(a.iter().all(|&v| v == 1.5) && b.iter().all(|&v| v == -1));
             a.as_ptr() as usize
         };
-        assert_eq!(cpu.scratch::<u8>(400).as_ptr() as usize, address);
+        assert_eq!(cpu.scratch::<u8>(20_000).as_ptr() as usize, address);
         assert_eq!(cpu.scratch::<u64>(0).len(), 0);
     }
 

@@ -10,7 +10,6 @@
 use std::sync::Arc;
 
 use crate::error::Error;
-use crate::isa::Isa;
 
 /// Inputs mixed by one Hadamard matrix.
 pub const BLOCK: usize = 32;
@@ -80,12 +79,20 @@ impl Rotation {
 
     /// Rotates rows of length `k` in place: x' = H (s * x).
     pub fn forward(&self, x: &mut [f32]) {
-        self.forward_on(Isa::best(), x);
+        for row in x.chunks_exact_mut(self.signs.len()) {
+            self.forward_part(0, row);
+        }
     }
 
-    pub(crate) fn forward_on(&self, isa: Isa, x: &mut [f32]) {
-        for row in x.chunks_exact_mut(self.signs.len()) {
-            forward_row(isa, &self.signs, row);
+    /// Rotates inputs `first ..` of a row in place; `first` and their number are multiples of 32.
+    #[inline(always)]
+    pub(crate) fn forward_part(&self, first: usize, x: &mut [f32]) {
+        let signs = self.signs[first..first + x.len()].as_chunks::<BLOCK>().0;
+        for (block, signs) in x.as_chunks_mut::<BLOCK>().0.iter_mut().zip(signs) {
+            for (x, s) in block.iter_mut().zip(signs) {
+                *x *= s;
+            }
+            hadamard(block);
         }
     }
 
@@ -102,29 +109,7 @@ impl Rotation {
     }
 }
 
-fn forward_row(isa: Isa, signs: &[f32], row: &mut [f32]) {
-    match isa {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni | Isa::Amx if isa.is_available() => {
-            // SAFETY: the instruction set was just found available.
-            unsafe { forward_avx512(signs, row) }
-        }
-        _ => {
-            for (block, signs) in row
-                .as_chunks_mut::<BLOCK>()
-                .0
-                .iter_mut()
-                .zip(signs.as_chunks::<BLOCK>().0)
-            {
-                for (x, s) in block.iter_mut().zip(signs) {
-                    *x *= s;
-                }
-                hadamard(block);
-            }
-        }
-    }
-}
-
+#[inline(always)]
 fn hadamard(x: &mut [f32; BLOCK]) {
     let mut distance = BLOCK / 2;
     while distance > 0 {
@@ -142,46 +127,43 @@ fn hadamard(x: &mut [f32; BLOCK]) {
     }
 }
 
+/// As [`Rotation::forward_part`] for the 32 inputs from `first` on.
 #[cfg(target_arch = "x86_64")]
+#[inline]
 #[target_feature(enable = "avx512f")]
-fn forward_avx512(signs: &[f32], row: &mut [f32]) {
+pub(crate) fn forward_avx512(
+    [x0, x1]: [std::arch::x86_64::__m512; 2],
+    rotation: &Rotation,
+    first: usize,
+) -> [std::arch::x86_64::__m512; 2] {
     use std::arch::x86_64::*;
 
-    /// In-register butterfly: `t` holds each lane's partner, `sign` is -1 in the upper lanes.
+    /// Butterfly with each lane's partner `t`: the lower lanes get x + t, the upper t - x.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn butterfly(x: __m512, t: __m512, upper: __mmask16) -> __m512 {
-        // The lower lane gets x + t; the upper gets t - x.
         _mm512_mask_sub_ps(_mm512_add_ps(x, t), upper, t, x)
     }
 
-    let norm = _mm512_set1_ps(NORM);
-    for (x, s) in row
-        .as_chunks_mut::<BLOCK>()
-        .0
-        .iter_mut()
-        .zip(signs.as_chunks::<BLOCK>().0)
-    {
-        // SAFETY: both arrays hold 32 values.
-        let (x0, x1, s0, s1) = unsafe {
-            (
-                _mm512_loadu_ps(x.as_ptr()),
-                _mm512_loadu_ps(x.as_ptr().add(16)),
-                _mm512_loadu_ps(s.as_ptr()),
-                _mm512_loadu_ps(s.as_ptr().add(16)),
-            )
-        };
-        let (a, b) = (_mm512_mul_ps(x0, s0), _mm512_mul_ps(x1, s1));
-        let halves = [_mm512_add_ps(a, b), _mm512_sub_ps(a, b)];
-        for (i, mut v) in halves.into_iter().enumerate() {
-            v = butterfly(v, _mm512_shuffle_f32x4::<0b01_00_11_10>(v, v), 0xFF00);
-            v = butterfly(v, _mm512_shuffle_f32x4::<0b10_11_00_01>(v, v), 0xF0F0);
-            v = butterfly(v, _mm512_permute_ps::<0b01_00_11_10>(v), 0xCCCC);
-            v = butterfly(v, _mm512_permute_ps::<0b10_11_00_01>(v), 0xAAAA);
-            // SAFETY: the block holds 32 values and i is 0 or 1.
-            unsafe { _mm512_storeu_ps(x.as_mut_ptr().add(16 * i), _mm512_mul_ps(v, norm)) };
-        }
+    let signs: &[f32] = &rotation.signs[first..first + BLOCK];
+    // SAFETY: the slice has 32 values.
+    let (s0, s1) = unsafe {
+        (
+            _mm512_loadu_ps(signs.as_ptr()),
+            _mm512_loadu_ps(signs.as_ptr().add(16)),
+        )
+    };
+    let (a, b) = (_mm512_mul_ps(x0, s0), _mm512_mul_ps(x1, s1));
+    let mut halves = [_mm512_add_ps(a, b), _mm512_sub_ps(a, b)];
+    for v in &mut halves {
+        let mut x = *v;
+        x = butterfly(x, _mm512_shuffle_f32x4::<0b01_00_11_10>(x, x), 0xFF00);
+        x = butterfly(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x), 0xF0F0);
+        x = butterfly(x, _mm512_permute_ps::<0b01_00_11_10>(x), 0xCCCC);
+        x = butterfly(x, _mm512_permute_ps::<0b10_11_00_01>(x), 0xAAAA);
+        *v = _mm512_mul_ps(x, _mm512_set1_ps(NORM));
     }
+    halves
 }
 
 /// SplitMix64's output function (Steele, Lea and Flood 2014): a bijection of 64-bit words that
@@ -268,20 +250,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn inverse_undoes_forward_and_every_isa_agrees(
+        fn inverse_undoes_forward(
             x in proptest::collection::vec(-100f32..100.0, 192), seed: u64,
         ) {
             let rotation = Rotation::from_seed(96, seed).unwrap();
             let mut forward = x.clone();
-            rotation.forward_on(Isa::Portable, &mut forward);
-            for isa in Isa::available() {
-                let mut y = x.clone();
-                rotation.forward_on(isa, &mut y);
-                prop_assert_eq!(
-                    y.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),
-                    forward.iter().map(|v| v.to_bits()).collect::<Vec<_>>()
-                );
-            }
+            rotation.forward(&mut forward);
             rotation.inverse(&mut forward);
             for (a, b) in x.iter().zip(&forward) {
                 prop_assert!((a - b).abs() < 1e-3);

@@ -21,7 +21,9 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
 
-use input::Input;
+use std::mem::MaybeUninit;
+
+use input::{Input, SLAB, Slab};
 
 use crate::cpu::Cpu;
 use crate::error::Error;
@@ -31,10 +33,12 @@ use crate::matrix::Matrix;
 use crate::packed::{BLOCK, PackedMatrix, TILE};
 
 /// Rows taken at a time: bounds the memory of the quantised input and keeps it in the cache.
-const SLAB: usize = 512;
-/// From this number of rows on, AMX is faster than VNNI.
+const ROWS: usize = 512;
+/// Tasks for each thread: enough to even out, few enough to read memory in long runs.
+const TASKS: usize = 16;
+/// From this number of rows on, AMX is used; below, VNNI is as fast.
 #[cfg(target_arch = "x86_64")]
-const AMX_ROWS: usize = 3;
+const AMX_ROWS: usize = 4;
 
 /// A linear layer.
 #[derive(Clone)]
@@ -165,50 +169,69 @@ pub fn linear(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
         x.len(),
         out.len()
     );
-    let slabs = x
-        .chunks(SLAB * layer.inputs)
-        .zip(out.chunks_mut(SLAB * layer.outputs));
-    for (x, out) in slabs {
-        slab(cpu, layer, x, out);
+    let parts = x
+        .chunks(ROWS * layer.inputs)
+        .zip(out.chunks_mut(ROWS * layer.outputs));
+    for (x, out) in parts {
+        some_rows(cpu, layer, x, out);
     }
 }
 
-fn slab(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
-    let m = x.len() / layer.inputs;
+fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
     let inputs: Vec<Input<'_>> = layer
         .views
         .iter()
         .map(|view| Input::new(cpu, x, layer.inputs, view.rotation.as_ref(), view.group))
         .collect();
-    let bias = |output: usize| layer.bias.as_ref().map(|bias| bias[output]);
     let out = Rows {
         ptr: out.as_mut_ptr(),
         stride: layer.outputs,
     };
-    for part in &layer.parts {
-        match &part.matrix {
-            Matrix::Packed(matrix) => {
-                let input = &inputs[part.view];
-                cpu.run(matrix.spec().tiles(), &|tile| {
-                    let mut sums = cpu.scratch::<f32>(m.next_multiple_of(input.rows) * TILE);
-                    packed_tile(cpu.isa(), matrix, tile, 0..TILE / BLOCK, input, &mut sums);
+    let isa = cpu.isa();
+    let tiles = |part: &Part| match &part.matrix {
+        Matrix::Packed(matrix) => matrix.spec().tiles(),
+        Matrix::Dense(_) => 0,
+    };
+    let total: usize = layer.parts.iter().map(tiles).sum();
+    let each = (total / (cpu.threads() * TASKS)).max(1);
+    cpu.run(total.div_ceil(each), &|task| {
+        let mut rest = task * each..((task + 1) * each).min(total);
+        for part in &layer.parts {
+            let count = tiles(part);
+            if let Matrix::Packed(matrix) = &part.matrix {
+                for tile in rest.start.min(count)..rest.end.min(count) {
+                    let first = part.first + tile * TILE;
                     let count = TILE.min(matrix.n() - tile * TILE);
-                    for (row, sums) in sums.chunks_exact(TILE).enumerate().take(m) {
-                        for (i, &sum) in sums[..count].iter().enumerate() {
-                            let output = part.first + tile * TILE + i;
-                            // SAFETY: row < m, output < outputs, and each is written by one task.
-                            unsafe { out.put(row, output, bias(output).map_or(sum, |b| sum + b)) };
+                    let bias = layer.bias.as_ref().map(|bias| &bias[first..first + count]);
+                    for (row, slab) in inputs[part.view].slabs() {
+                        let mut sums = MaybeUninit::uninit();
+                        let sums = zeroed(&mut sums, slab.m);
+                        packed_tile(isa, matrix, tile, 0..TILE / BLOCK, &slab, sums);
+                        for (i, sums) in sums.chunks_exact(TILE).enumerate().take(slab.m) {
+                            // SAFETY: the row is one of m, the outputs are the layer's, and no other
+                            // task writes these.
+                            let out = unsafe { out.part(row + i, first, count) };
+                            out.copy_from_slice(&sums[..count]);
+                            if let Some(bias) = bias {
+                                for (out, bias) in out.iter_mut().zip(bias) {
+                                    *out += bias;
+                                }
+                            }
                         }
                     }
-                });
+                }
             }
-            Matrix::Dense(matrix) => {
-                matrix.product(cpu, x, matrix.n(), &|i| i, &|row, i, sum| {
-                    let output = part.first + i;
-                    // SAFETY: as above.
-                    unsafe { out.put(row, output, bias(output).map_or(sum, |b| sum + b)) };
-                });
-            }
+            rest = rest.start.saturating_sub(count)..rest.end.saturating_sub(count);
+        }
+    });
+    for part in &layer.parts {
+        if let Matrix::Dense(matrix) = &part.matrix {
+            matrix.product(cpu, x, matrix.n(), &|i| i, &|row, i, sum| {
+                let output = part.first + i;
+                let sum = layer.bias.as_ref().map_or(sum, |bias| sum + bias[output]);
+                // SAFETY: row < m, the output is the layer's, and no other task writes it.
+                unsafe { out.put(row, output, sum) };
+            });
         }
     }
 }
@@ -248,26 +271,45 @@ pub fn gathered(cpu: &Cpu, matrix: &Matrix, x: &[f32], rows: &[u32], out: &mut [
             let blocks: Vec<&[(u32, u32)]> = order
                 .chunk_by(|a, b| a.0 / BLOCK as u32 == b.0 / BLOCK as u32)
                 .collect();
-            cpu.run(blocks.len(), &|i| {
-                let block = blocks[i][0].0 as usize / BLOCK;
+            cpu.run(blocks.len(), &|number| {
+                let block = blocks[number][0].0 as usize / BLOCK;
                 let (tile, block) = (block / (TILE / BLOCK), block % (TILE / BLOCK));
-                let mut sums = cpu.scratch::<f32>(m.next_multiple_of(input.rows) * TILE);
-                packed_tile(cpu.isa(), matrix, tile, block..block + 1, &input, &mut sums);
-                for row in 0..m {
-                    for &(output, at) in blocks[i] {
-                        let sum = sums[row * TILE + output as usize % TILE];
-                        // SAFETY: row < m, at < rows.len(), and each is written by one task.
-                        unsafe { out.put(row, at as usize, sum) };
+                for (row, slab) in input.slabs() {
+                    let mut sums = MaybeUninit::uninit();
+                    let sums = zeroed(&mut sums, slab.m);
+                    packed_tile(cpu.isa(), matrix, tile, block..block + 1, &slab, sums);
+                    for i in 0..slab.m {
+                        for &(output, at) in blocks[number] {
+                            let sum = sums[i * TILE + output as usize % TILE];
+                            // SAFETY: the row is one of m, at < rows.len(), and each place is
+                            // written by one task.
+                            unsafe { out.put(row + i, at as usize, sum) };
+                        }
                     }
                 }
             });
         }
         Matrix::Dense(matrix) => {
             matrix.product(cpu, x, rows.len(), &|i| rows[i] as usize, &|row, i, sum| {
-                // SAFETY: as above.
+                // SAFETY: row < m, i < rows.len(), and each is written by one task.
                 unsafe { out.put(row, i, sum) };
             });
         }
+    }
+}
+
+/// The sums of a slab of rows and a tile of outputs.
+#[repr(align(64))]
+struct Sums(#[expect(dead_code, reason = "read through a pointer")] [f32; SLAB * TILE]);
+
+/// The sums of `m` rows and of those that fill up their block, all zero.
+fn zeroed(sums: &mut MaybeUninit<Sums>, m: usize) -> &mut [f32] {
+    let count = m.next_multiple_of(16).min(SLAB) * TILE;
+    let start = sums.as_mut_ptr().cast::<f32>();
+    // SAFETY: the slice is a part of the buffer, and zero bytes are the float 0.
+    unsafe {
+        start.write_bytes(0, count);
+        std::slice::from_raw_parts_mut(start, count)
     }
 }
 
@@ -282,6 +324,17 @@ unsafe impl Sync for Rows {}
 
 impl Rows {
     /// # Safety
+    /// The part lies in the output and no other thread uses it.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "the parts that are handed out are disjoint"
+    )]
+    unsafe fn part(&self, row: usize, first: usize, count: usize) -> &mut [f32] {
+        // SAFETY: as the caller promises.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(row * self.stride + first), count) }
+    }
+
+    /// # Safety
     /// The place lies in the output and no other thread writes it.
     unsafe fn put(&self, row: usize, output: usize, value: f32) {
         // SAFETY: as the caller promises.
@@ -295,14 +348,16 @@ fn packed_tile(
     matrix: &PackedMatrix,
     tile: usize,
     blocks: std::ops::Range<usize>,
-    input: &Input<'_>,
+    input: &Slab<'_>,
     sums: &mut [f32],
 ) {
     match isa {
         // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the callers'
-        // sums have room for all rows of the input's blocks.
+        // sums have room for a whole slab.
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx if input.m >= AMX_ROWS => unsafe { amx::tile(matrix, tile, blocks, input, sums) },
+        Isa::Amx if input.m >= AMX_ROWS && blocks.len() == TILE / BLOCK => unsafe {
+            amx::tile(matrix, tile, input, sums)
+        },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Amx | Isa::Avx512Vnni => unsafe { vnni::tile(matrix, tile, blocks, input, sums) },

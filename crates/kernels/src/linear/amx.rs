@@ -1,29 +1,46 @@
 //! The packed product with AMX: one instruction multiplies 16 rows x 64 inputs by 64 inputs x 16
-//! outputs. The tile data is exact i32, and the float steps are those of AVX-512.
+//! outputs. The products are exact i32, and the float steps are those of AVX-512.
 //!
 //! Stable Rust has no AMX intrinsics, so the tile instructions are written as assembly. Nothing
 //! else in the program uses tile registers; they are configured on entry and released on exit.
 //!
-//! Registers: 0, 1 products; 2, 3 weights; 4 to 7 the inputs of a chunk, loaded once for the four
-//! blocks of outputs.
+//! A unit is 64 outputs x one block of rows x one group. Tile instructions execute in order and a
+//! product takes some fifty cycles, so the work is a pipeline over units: while the float steps of
+//! one unit run, the products of the next are stored and those of the one after it are issued, block
+//! by block of outputs, and the codes of the next group are taken apart.
+//!
+//! Tile instructions keep the second 512-bit floating point unit off (measured on Sapphire Rapids),
+//! which leaves the three float operations of a product's row as the limit.
+//!
+//! Registers: 0 to 3 the products of a unit's four blocks; 4, 5 inputs; 6, 7 weights.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
-use std::ops::Range;
+use std::mem::MaybeUninit;
 
-use super::input::Input;
-use super::vnni::{Head, halves};
+use super::input::{SLAB, Slab};
+use super::vnni::{Head, ZeroPoints, halves};
 use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 
-/// Steps of k in a chunk: one input register each.
-const STEPS: usize = 4;
+/// Blocks of outputs of a tile: a product register each.
+const BLOCKS: usize = TILE / BLOCK;
 /// Bytes of a tile register.
 const REGISTER: usize = 1024;
-/// Weight registers of a chunk: four blocks of outputs by the steps.
-const WEIGHTS: usize = TILE / BLOCK * STEPS;
-
-#[repr(C, align(64))]
-struct Buffer<const N: usize>([u8; N]);
+/// Groups by which codes are fetched ahead.
+const AHEAD: usize = 4;
+/// Loads and stores whose addresses agree in their lower 12 bits hold each other up. So the weights
+/// start at a page, products and sums half a page off, and a step stores half a page from where it
+/// loads weights.
+#[repr(C, align(4096))]
+struct Buffers {
+    /// [group % 2][block][product of the group]
+    weights: [[MaybeUninit<u8>; BLOCKS * 2 * REGISTER]; 2],
+    offset: [MaybeUninit<u8>; 2048],
+    /// [block]
+    products: [MaybeUninit<u8>; BLOCKS * REGISTER],
+    /// [row block][block][row][16]
+    sums: [MaybeUninit<f32>; SLAB * TILE],
+}
 
 /// The operand of ldtilecfg: palette, then for each register the bytes of a row and the rows (Intel
 /// SDM, volume 1, section 18.2).
@@ -48,9 +65,9 @@ impl Config {
         };
         for register in 0..8 {
             (config.row_bytes[register], config.rows[register]) = match register {
-                0 | 1 => (64, rows as u8),
-                2 | 3 => (64, (depth / 4) as u8),
-                _ => (depth as u16, rows as u8),
+                0..=3 => (64, rows as u8),
+                4 | 5 => (depth as u16, rows as u8),
+                _ => (64, (depth / 4) as u8),
             };
         }
         config
@@ -77,283 +94,403 @@ impl Drop for Registers {
     }
 }
 
-/// Loads the inputs of step $i of a chunk into its register.
-macro_rules! load_inputs {
-    ($register:literal, $at:expr) => {
+/// Inputs at $at into register $x.
+macro_rules! load {
+    ($x:literal, $at:expr) => {
         asm!(
-            concat!("tileloadd ", $register, ", [{at} + {stride}]"),
+            concat!("tileloadd ", $x, ", [{at} + {stride}]"),
             at = in(reg) $at, stride = in(reg) 64usize, options(nostack, readonly)
         )
     };
 }
 
-/// Product register = 0 (if $first) + inputs * weights; stored if $last.
+/// Product register $c += inputs in $x * weights at $weights, by way of $w.
 macro_rules! multiply {
-    ($c:literal, $w:literal, $x:literal, $op:literal, $first:expr, $last:expr, $weights:expr, $out:expr) => {{
-        if $first {
-            asm!(concat!("tilezero ", $c), options(nostack, nomem));
-        }
+    ($c:literal, $x:literal, $w:literal, $weights:expr) => {
         asm!(
             concat!("tileloadd ", $w, ", [{at} + {stride}]"),
-            concat!($op, " ", $c, ", ", $x, ", ", $w),
+            concat!("tdpbssd ", $c, ", ", $x, ", ", $w),
             at = in(reg) $weights, stride = in(reg) 64usize, options(nostack, readonly)
-        );
-        if $last {
-            asm!(
-                concat!("tilestored [{at} + {stride}], ", $c),
-                at = in(reg) $out, stride = in(reg) 64usize, options(nostack)
-            );
-        }
-    }};
+        )
+    };
 }
 
-/// See `portable::tile`.
+/// Register $c to memory at $at.
+macro_rules! store {
+    ($c:literal, $at:expr) => {
+        asm!(
+            concat!("tilestored [{at} + {stride}], ", $c),
+            at = in(reg) $at, stride = in(reg) 64usize, options(nostack)
+        )
+    };
+}
+
+/// See `portable::tile`; all four blocks of the tile.
 ///
 /// # Safety
-/// The machine has AMX and AVX-512 with VNNI, and the process may use them; `sums` has 64 values
-/// for each row of `input`'s blocks.
+/// The machine has AMX and AVX-512 with VNNI, and the process may use them; `input` has room
+/// for 4, 8 or a multiple of 16 rows, for each of which `sums` has 64 values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(crate) unsafe fn tile(
-    matrix: &PackedMatrix,
-    tile: usize,
-    blocks: Range<usize>,
-    input: &Input<'_>,
-    sums: &mut [f32],
-) {
-    // SAFETY: as the caller promises; the number of rows is that of the input's blocks.
-    unsafe {
-        match (matrix.spec().bits, input.rows) {
-            (4, 1) => rows::<4, 1>(matrix, tile, blocks, input, sums),
-            (4, 2) => rows::<4, 2>(matrix, tile, blocks, input, sums),
-            (4, 3) => rows::<4, 3>(matrix, tile, blocks, input, sums),
-            (4, 4) => rows::<4, 4>(matrix, tile, blocks, input, sums),
-            (4, 8) => rows::<4, 8>(matrix, tile, blocks, input, sums),
-            (4, _) => rows::<4, 16>(matrix, tile, blocks, input, sums),
-            (_, 1) => rows::<8, 1>(matrix, tile, blocks, input, sums),
-            (_, 2) => rows::<8, 2>(matrix, tile, blocks, input, sums),
-            (_, 3) => rows::<8, 3>(matrix, tile, blocks, input, sums),
-            (_, 4) => rows::<8, 4>(matrix, tile, blocks, input, sums),
-            (_, 8) => rows::<8, 8>(matrix, tile, blocks, input, sums),
-            _ => rows::<8, 16>(matrix, tile, blocks, input, sums),
-        }
+pub(crate) unsafe fn tile(matrix: &PackedMatrix, tile: usize, input: &Slab<'_>, sums: &mut [f32]) {
+    let spec = matrix.spec();
+    macro_rules! rows {
+        ($bits:literal, $zero:expr, $per_group:literal) => {
+            // SAFETY: as the caller promises; the constants are the matrix's and the input's.
+            unsafe {
+                match input.rows {
+                    4 => of::<$bits, { $zero }, $per_group, 4>(matrix, tile, input, sums),
+                    8 => of::<$bits, { $zero }, $per_group, 8>(matrix, tile, input, sums),
+                    _ => of::<$bits, { $zero }, $per_group, 16>(matrix, tile, input, sums),
+                }
+            }
+        };
+    }
+    match (spec.bits, spec.zero, spec.group) {
+        (4, ZeroKind::Min, 128) => rows!(4, MIN, 2),
+        (4, ZeroKind::Min, _) => rows!(4, MIN, 1),
+        (4, _, 128) => rows!(4, DONE, 2),
+        (4, _, _) => rows!(4, DONE, 1),
+        (_, ZeroKind::Symmetric, 128) => rows!(8, DONE, 2),
+        (_, ZeroKind::Symmetric, _) => rows!(8, DONE, 1),
+        (_, ZeroKind::Point, 128) => rows!(8, POINT, 2),
+        (_, ZeroKind::Point, _) => rows!(8, POINT, 1),
+        (_, ZeroKind::Min, 128) => rows!(8, MIN, 2),
+        (_, ZeroKind::Min, _) => rows!(8, MIN, 1),
     }
 }
 
+/// What is left to do for the zeros: nothing, since they were taken off the codes,
+const DONE: u8 = 0;
+/// to add (128 - zero) * sum to the products, since 128 was taken off the codes,
+const POINT: u8 = 1;
+/// to add the minima, and 128 * sum if codes have 8 bits.
+const MIN: u8 = 2;
+
+/// PER_GROUP is the products of a group: 2 if it has 128 inputs.
+///
 /// # Safety
-/// As `tile`; the matrix has BITS bits and the input's blocks ROWS rows.
+/// As `tile`; the constants are the matrix's, and the input has room for a multiple of ROWS.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn rows<const BITS: u8, const ROWS: usize>(
+unsafe fn of<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>(
     matrix: &PackedMatrix,
     tile: usize,
-    blocks: Range<usize>,
-    input: &Input<'_>,
+    input: &Slab<'_>,
     sums: &mut [f32],
 ) {
     let spec = matrix.spec();
-    // Inputs of a step, steps of a group, steps of the whole.
-    let depth = spec.group.min(64);
-    let per_group = spec.group / depth;
-    let steps = spec.groups() * per_group;
-    let bytes = &matrix.bytes()[spec.tile_offset(tile, 0)..];
-    let row_blocks = input.m.div_ceil(ROWS);
-    sums[..row_blocks * ROWS * TILE].fill(0.0);
-    let mut unpacked = Buffer([0; WEIGHTS * REGISTER]);
-    let mut products = Buffer([0; 2 * REGISTER]);
-    // SAFETY: as the caller promises.
-    let _registers = unsafe { Registers::configure(&Config::new(ROWS, depth)) };
-    for first in (0..steps).step_by(STEPS) {
-        let count = STEPS.min(steps - first);
-        let chunk = Chunk {
-            at: bytes[first / per_group * spec.tile_bytes()..].as_ptr(),
-            count,
-            depth,
-            per_group,
+    let mut buffers = MaybeUninit::<Buffers>::uninit();
+    let buffers = buffers.as_mut_ptr();
+    // SAFETY: as the caller promises; the matrix holds the tile, and the buffers' fields are places
+    // only.
+    unsafe {
+        let _registers = Registers::configure(&Config::new(ROWS, spec.group.min(64)));
+        let work = Work::<BITS, ZERO, PER_GROUP, ROWS> {
+            at: matrix.bytes()[spec.tile_offset(tile, 0)..].as_ptr(),
+            groups: spec.groups(),
+            depth: spec.group.min(64),
+            tile_bytes: spec.tile_bytes(),
+            head_bytes: spec.head_bytes(),
+            block_bytes: spec.block_bytes(),
+            zeros: ZeroPoints::of(matrix),
+            input,
+            row_blocks: input.m.div_ceil(ROWS),
+            weights: (&raw mut (*buffers).weights).cast(),
+            products: (&raw mut (*buffers).products).cast(),
+            sums: (&raw mut (*buffers).sums).cast(),
         };
-        // SAFETY: the chunk's tiles are in the matrix; the buffer holds their weights.
-        unsafe {
-            if BITS == 4 {
-                chunk.unpack(matrix, blocks.clone(), &mut unpacked.0);
-            }
-            for row_block in 0..row_blocks {
-                chunk.multiply::<BITS, ROWS>(
-                    matrix,
-                    blocks.clone(),
-                    input,
-                    (row_block, first),
-                    &unpacked.0,
-                    &mut products.0,
-                    sums[row_block * ROWS * TILE..].as_mut_ptr(),
-                );
-            }
-        }
+        work.run(sums);
     }
 }
 
-/// Some steps of k of one tile.
-struct Chunk {
+/// All of the work on a tile and a slab of rows, for matrices and inputs of the constants' kind.
+struct Work<'a, const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize> {
     /// The first group's tile.
     at: *const u8,
-    /// Steps.
-    count: usize,
-    /// Inputs of a step.
+    groups: usize,
+    /// Inputs of a product.
     depth: usize,
-    /// Steps of a group.
-    per_group: usize,
+    tile_bytes: usize,
+    head_bytes: usize,
+    block_bytes: usize,
+    zeros: ZeroPoints,
+    input: &'a Slab<'a>,
+    /// Blocks of rows in the slab.
+    row_blocks: usize,
+    /// See `Buffers`.
+    weights: *mut u8,
+    products: *mut u8,
+    sums: *mut f32,
 }
 
-impl Chunk {
-    /// Takes 4-bit codes apart into registers [block][step], the zero point already subtracted: a
-    /// code less a zero point of 4 bits is an i8.
-    ///
+/// 64 outputs of a block of rows and a group.
+#[derive(Clone, Copy)]
+struct Unit {
+    group: usize,
+    row_block: usize,
+}
+
+impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
+    Work<'_, BITS, ZERO, PER_GROUP, ROWS>
+{
     /// # Safety
-    /// `at` points to `count / per_group` tiles of the matrix, `out` has room for `WEIGHTS`
-    /// registers.
-    #[inline]
+    /// The fields describe a tile and a slab of rows as `of` does; `out` has 64 values for each row.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self, matrix: &PackedMatrix, blocks: Range<usize>, out: &mut [u8]) {
-        let spec = matrix.spec();
-        // In each i32, its first byte four times.
-        let first_byte =
-            _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0C0C_0C0C));
-        for group in 0..self.count / self.per_group {
-            // SAFETY: as the caller promises.
-            unsafe {
-                let tile = self.at.add(group * spec.tile_bytes());
-                for block in blocks.clone() {
-                    // Each output's zero point in the four bytes of its quad.
-                    let zeros = Head::load(tile, block, spec.zero, 4).zeros;
-                    let zeros = _mm512_shuffle_epi8(zeros, first_byte);
-                    let lines = tile.add(spec.head_bytes() + block * spec.block_bytes());
-                    for step in 0..self.per_group {
-                        let lines = lines.add(step * self.depth / 8 * 64);
-                        let register = block * STEPS + group * self.per_group + step;
-                        let out = out.as_mut_ptr().add(register * REGISTER);
-                        for line in 0..self.depth / 8 {
-                            let packed = _mm512_loadu_si512(lines.add(line * 64).cast());
-                            let (even, odd) = halves(packed);
-                            let out = out.add(line * 128);
-                            _mm512_store_si512(out.cast(), _mm512_sub_epi8(even, zeros));
-                            _mm512_store_si512(out.add(64).cast(), _mm512_sub_epi8(odd, zeros));
-                        }
+    unsafe fn run(&self, out: &mut [f32]) {
+        // SAFETY: as the caller promises; the constants are blocks of outputs.
+        unsafe {
+            for block in 0..BLOCKS {
+                self.unpack(0, block);
+            }
+            for line in 0..self.row_blocks * BLOCKS * ROWS {
+                _mm512_storeu_ps(self.sums.add(line * BLOCK), _mm512_setzero_ps());
+            }
+            let mut now = Unit {
+                group: 0,
+                row_block: 0,
+            };
+            let mut next = self.after(now);
+            self.issue::<0>(now);
+            self.issue::<1>(now);
+            self.issue::<2>(now);
+            self.issue::<3>(now);
+            self.store::<0>(now);
+            self.issue::<0>(next);
+            self.store::<1>(now);
+            self.issue::<1>(next);
+            self.store::<2>(now);
+            self.issue::<2>(next);
+            self.store::<3>(now);
+            self.issue::<3>(next);
+            while now.group < self.groups {
+                let later = self.after(next);
+                self.add(now, 0);
+                self.store::<0>(next);
+                self.issue::<0>(later);
+                self.add(now, 1);
+                self.store::<1>(next);
+                self.issue::<1>(later);
+                self.add(now, 2);
+                self.store::<2>(next);
+                self.issue::<2>(later);
+                self.add(now, 3);
+                self.store::<3>(next);
+                self.issue::<3>(later);
+                now = next;
+                next = later;
+            }
+            for row_block in 0..self.row_blocks {
+                for row in 0..ROWS {
+                    let out = &mut out[(row_block * ROWS + row) * TILE..][..TILE];
+                    for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                        let at = self.sums_of(row_block, block).add(row * BLOCK);
+                        _mm512_storeu_ps(out.as_mut_ptr(), _mm512_loadu_ps(at));
                     }
                 }
             }
         }
     }
 
-    /// Adds the chunk's products to the sums of one block of rows; `position` is the block's number
-    /// and the chunk's first step.
+    /// The unit after `unit`; past the last, `group` is no group.
+    #[inline(always)]
+    fn after(&self, mut unit: Unit) -> Unit {
+        unit.row_block += 1;
+        if unit.row_block == self.row_blocks {
+            unit.row_block = 0;
+            unit.group += 1;
+        }
+        unit
+    }
+
+    /// Where the sums of a block of rows and outputs are.
     ///
     /// # Safety
-    /// As `tile`; `sums` points to the block's ROWS x 64 sums.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the innermost step has this much to know"
-    )]
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn multiply<const BITS: u8, const ROWS: usize>(
-        &self,
-        matrix: &PackedMatrix,
-        blocks: Range<usize>,
-        input: &Input<'_>,
-        (row_block, first): (usize, usize),
-        unpacked: &[u8],
-        products: &mut [u8],
-        sums: *mut f32,
-    ) {
-        let spec = matrix.spec();
+    /// Both are in the slab.
+    #[inline(always)]
+    unsafe fn sums_of(&self, row_block: usize, block: usize) -> *mut f32 {
+        // SAFETY: as the caller promises.
+        unsafe { self.sums.add((row_block * BLOCKS + block) * ROWS * BLOCK) }
+    }
+
+    /// Where the weights of a group and block are.
+    ///
+    /// # Safety
+    /// As `run`.
+    #[inline(always)]
+    unsafe fn weights_of(&self, group: usize, block: usize) -> *mut u8 {
         // SAFETY: as the caller promises.
         unsafe {
-            let codes = input.codes.as_ptr().add(row_block * ROWS * input.width);
-            let inputs = |step: usize| {
-                let input = (first + step) * self.depth;
-                codes.add(input / 64 * ROWS * 64 + input % 64)
-            };
-            load_inputs!("tmm4", inputs(0));
-            if self.count > 1 {
-                load_inputs!("tmm5", inputs(1));
+            self.weights
+                .add((group % 2 * 2 * BLOCKS + block * PER_GROUP) * REGISTER)
+        }
+    }
+
+    /// Takes the codes of one block and group apart into registers, with the zero point (4 bits) or
+    /// 128 (8 bits) already taken off: that makes them an i8.
+    ///
+    /// # Safety
+    /// As `run`.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn unpack(&self, group: usize, block: usize) {
+        if group >= self.groups {
+            return;
+        }
+        // SAFETY: the group is in the tile; prefetches may go anywhere.
+        unsafe {
+            let tile = self.at.add(group * self.tile_bytes);
+            let codes = self.head_bytes + block * self.block_bytes;
+            // The same part of a later group, with the head for the first block.
+            let ahead = tile.wrapping_add(AHEAD * self.tile_bytes);
+            let mut line = if block == 0 { 0 } else { codes };
+            while line < codes + self.block_bytes {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
+                line += 64;
             }
-            if self.count > 2 {
-                load_inputs!("tmm6", inputs(2));
-            }
-            if self.count > 3 {
-                load_inputs!("tmm7", inputs(3));
-            }
-            let out = products.as_mut_ptr();
-            let weights = |block: usize, step: usize| {
-                if BITS == 4 {
-                    return unpacked.as_ptr().add((block * STEPS + step) * REGISTER);
-                }
-                let group = step / self.per_group * spec.tile_bytes() + spec.head_bytes();
-                let step = step % self.per_group * self.depth * BLOCK;
-                self.at.add(group + block * spec.block_bytes() + step)
-            };
-            // Tile work runs one step ahead of the float work on its product.
-            let issue = |block: usize, step: usize| {
-                let new = step % self.per_group == 0;
-                let done = step % self.per_group == self.per_group - 1;
-                let at = weights(block, step);
-                let even = out;
-                let odd = out.add(REGISTER);
-                // With two steps a group the product of a group is in one register.
-                match (BITS, step, self.per_group) {
-                    (4, 0, _) => multiply!("tmm0", "tmm2", "tmm4", "tdpbssd", new, done, at, even),
-                    (4, 1, 1) => multiply!("tmm1", "tmm3", "tmm5", "tdpbssd", new, done, at, odd),
-                    (4, 2, 1) => multiply!("tmm0", "tmm2", "tmm6", "tdpbssd", new, done, at, even),
-                    (4, 3, 1) => multiply!("tmm1", "tmm3", "tmm7", "tdpbssd", new, done, at, odd),
-                    (4, 1, _) => multiply!("tmm0", "tmm3", "tmm5", "tdpbssd", new, done, at, even),
-                    (4, 2, _) => multiply!("tmm1", "tmm2", "tmm6", "tdpbssd", new, done, at, odd),
-                    (4, _, _) => multiply!("tmm1", "tmm3", "tmm7", "tdpbssd", new, done, at, odd),
-                    (_, 0, _) => multiply!("tmm0", "tmm2", "tmm4", "tdpbsud", new, done, at, even),
-                    (_, 1, 1) => multiply!("tmm1", "tmm3", "tmm5", "tdpbsud", new, done, at, odd),
-                    (_, 2, 1) => multiply!("tmm0", "tmm2", "tmm6", "tdpbsud", new, done, at, even),
-                    (_, 3, 1) => multiply!("tmm1", "tmm3", "tmm7", "tdpbsud", new, done, at, odd),
-                    (_, 1, _) => multiply!("tmm0", "tmm3", "tmm5", "tdpbsud", new, done, at, even),
-                    (_, 2, _) => multiply!("tmm1", "tmm2", "tmm6", "tdpbsud", new, done, at, odd),
-                    (_, _, _) => multiply!("tmm1", "tmm3", "tmm7", "tdpbsud", new, done, at, odd),
-                }
-            };
-            let issue_group = |block: usize, group: usize| {
-                for step in group * self.per_group..(group + 1) * self.per_group {
-                    issue(block, step);
-                }
-            };
-            let groups = self.count / self.per_group;
-            let first_group = first / self.per_group;
-            // An odd number of groups leaves no free buffer for the next block's first product.
-            let ahead = groups % 2 == 0;
-            for block in blocks.clone() {
-                if block == blocks.start || !ahead {
-                    issue_group(block, 0);
-                }
-                let mut acc = [_mm512_setzero_ps(); ROWS];
-                for (r, acc) in acc.iter_mut().enumerate() {
-                    *acc = _mm512_loadu_ps(sums.add(r * TILE + block * BLOCK));
-                }
-                for group in 0..groups {
-                    if group + 1 < groups {
-                        issue_group(block, group + 1);
-                    } else if ahead && block + 1 < blocks.end {
-                        issue_group(block + 1, 0);
-                    }
-                    let tile = self.at.add(group * spec.tile_bytes());
-                    let head = Head::load(tile, block, spec.zero, BITS);
-                    let index = (row_block * input.groups + first_group + group) * ROWS;
-                    let scales = input.scales.as_ptr().add(index);
-                    let totals = input.sums.as_ptr().add(index);
-                    let product = out.add(group % 2 * REGISTER);
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        let mut d = _mm512_load_si512(product.add(r * 64).cast());
-                        if BITS == 8 && spec.zero != ZeroKind::Min {
-                            d = _mm512_add_epi32(d, head.correction(*totals.add(r)));
-                        }
-                        *acc = head.add(spec.zero, *acc, d, *scales.add(r), *totals.add(r));
+            let lines = tile.add(codes);
+            let out = self.weights_of(group, block);
+            // A product takes depth / 4 lines of 8-bit codes.
+            let lines_of = |product: usize| product * self.depth / 4 * 64;
+            if BITS == 8 {
+                for product in 0..PER_GROUP {
+                    let (lines, out) = (lines.add(lines_of(product)), out.add(product * REGISTER));
+                    for line in 0..self.depth / 4 {
+                        let codes = _mm512_loadu_si512(lines.add(line * 64).cast());
+                        let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
+                        _mm512_store_si512(out.add(line * 64).cast(), signed);
                     }
                 }
-                for (r, acc) in acc.iter().enumerate() {
-                    _mm512_storeu_ps(sums.add(r * TILE + block * BLOCK), *acc);
+                return;
+            }
+            let zeros = Head::load::<false>(tile, block, &self.zeros).zeros;
+            // In each i32, its first byte four times.
+            let zeros = _mm512_shuffle_epi8(
+                zeros,
+                _mm512_broadcast_i32x4(_mm_setr_epi32(0, 0x0404_0404, 0x0808_0808, 0x0C0C_0C0C)),
+            );
+            for product in 0..PER_GROUP {
+                let (lines, out) = (
+                    lines.add(lines_of(product) / 2),
+                    out.add(product * REGISTER),
+                );
+                for line in 0..self.depth / 8 {
+                    let (even, odd) = halves(_mm512_loadu_si512(lines.add(line * 64).cast()));
+                    let out = out.add(line * 128);
+                    _mm512_store_si512(out.cast(), _mm512_sub_epi8(even, zeros));
+                    _mm512_store_si512(out.add(64).cast(), _mm512_sub_epi8(odd, zeros));
                 }
+            }
+        }
+    }
+
+    /// Issues the product of one block of a unit. With the last block of rows, the codes of the next
+    /// group are taken apart; their place was last read by the group before this one.
+    ///
+    /// # Safety
+    /// As `run`, at that place in the order of units; the register was stored.
+    #[inline(always)]
+    unsafe fn issue<const BLOCK: usize>(&self, unit: Unit) {
+        if unit.group >= self.groups {
+            return;
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            let inputs = |unit: Unit, product: usize| {
+                let at = (unit.group * PER_GROUP + product) * self.depth;
+                let at = self.input.at(unit.row_block * ROWS, at);
+                self.input.codes.as_ptr().wrapping_add(at)
+            };
+            // A quarter of the inputs of the next unit.
+            let next = self.after(unit);
+            for product in 0..PER_GROUP {
+                for line in BLOCK * ROWS / 4..(BLOCK + 1) * ROWS / 4 {
+                    let ahead = inputs(next, product).wrapping_add(line * 64);
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                }
+            }
+            let weights = self.weights_of(unit.group, BLOCK);
+            if BLOCK == 0 {
+                load!("tmm4", inputs(unit, 0));
+                if PER_GROUP == 2 {
+                    load!("tmm5", inputs(unit, 1));
+                }
+            }
+            macro_rules! block {
+                ($c:literal) => {{
+                    asm!(concat!("tilezero ", $c), options(nostack, nomem));
+                    multiply!($c, "tmm4", "tmm6", weights);
+                    if PER_GROUP == 2 {
+                        multiply!($c, "tmm5", "tmm7", weights.add(REGISTER));
+                    }
+                }};
+            }
+            match BLOCK {
+                0 => block!("tmm0"),
+                1 => block!("tmm1"),
+                2 => block!("tmm2"),
+                _ => block!("tmm3"),
+            }
+            if unit.row_block + 1 == self.row_blocks {
+                // Half a page from the weights that this step loads.
+                self.unpack(unit.group + 1, (BLOCK + 2) % BLOCKS);
+            }
+        }
+    }
+
+    /// Stores the product of one block of a unit.
+    ///
+    /// # Safety
+    /// As `run`, at that place in the order of units.
+    #[inline(always)]
+    unsafe fn store<const BLOCK: usize>(&self, unit: Unit) {
+        if unit.group >= self.groups {
+            return;
+        }
+        // SAFETY: as the caller promises.
+        unsafe {
+            let out = self.products.add(BLOCK * REGISTER);
+            match BLOCK {
+                0 => store!("tmm0", out),
+                1 => store!("tmm1", out),
+                2 => store!("tmm2", out),
+                _ => store!("tmm3", out),
+            }
+        }
+    }
+
+    /// The float steps of one block of a unit.
+    ///
+    /// # Safety
+    /// As `run`; the product was stored.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+    unsafe fn add(&self, unit: Unit, block: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let tile = self.at.add(unit.group * self.tile_bytes);
+            let mut head = match ZERO {
+                MIN => Head::load::<true>(tile, block, &self.zeros),
+                _ => Head::load::<false>(tile, block, &self.zeros),
+            };
+            // What is still to be taken off, in the lower 16 bits.
+            let zeros = _mm512_sub_epi32(head.zeros, _mm512_set1_epi32(128));
+            head.zeros = _mm512_and_si512(zeros, _mm512_set1_epi32(0xFFFF));
+            let index = unit.group * self.input.rows + unit.row_block * ROWS;
+            let scales = self.input.scales.as_ptr().add(index);
+            let totals = self.input.sums.as_ptr().add(index);
+            let products = self.products.add(block * REGISTER);
+            let sums = self.sums_of(unit.row_block, block);
+            for r in 0..ROWS {
+                let mut d = _mm512_load_si512(products.add(r * 64).cast());
+                let scale = *scales.add(r);
+                if BITS == 8 && ZERO != DONE {
+                    d = _mm512_add_epi32(d, head.correction(*totals.add(r)));
+                }
+                let acc = _mm512_loadu_ps(sums.add(r * BLOCK));
+                let acc = match ZERO {
+                    MIN => head.add::<true>(acc, d, scale, *totals.add(r)),
+                    _ => head.add::<false>(acc, d, scale, 0),
+                };
+                _mm512_storeu_ps(sums.add(r * BLOCK), acc);
             }
         }
     }

@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::input::Input;
+use super::input::Slab;
 use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 
 /// Rows computed together.
@@ -17,17 +17,17 @@ const ROWS: usize = 4;
 /// See `portable::tile`.
 ///
 /// # Safety
-/// The machine has AVX2, FMA and F16C; `sums` has 64 values for each row of `input`'s blocks.
+/// The machine has AVX2, FMA and F16C; `sums` has 64 values for each row that `input` has room for.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) unsafe fn tile(
     matrix: &PackedMatrix,
     tile: usize,
     blocks: Range<usize>,
-    input: &Input<'_>,
+    input: &Slab<'_>,
     sums: &mut [f32],
 ) {
     for row in (0..input.m).step_by(ROWS) {
-        // SAFETY: as the caller promises; `rows` rows from `row` on are in one block.
+        // SAFETY: as the caller promises; the slab has these rows.
         unsafe {
             match (matrix.spec().bits, ROWS.min(input.m - row)) {
                 (4, 1) => rows::<4, 1>(matrix, tile, blocks.clone(), input, row, sums),
@@ -44,34 +44,27 @@ pub(crate) unsafe fn tile(
 }
 
 /// # Safety
-/// As `tile`; the matrix has BITS bits, and rows `row .. row + N` are in one block of the input.
+/// As `tile`; the matrix has BITS bits, and rows `row .. row + N` are in the slab.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn rows<const BITS: u8, const N: usize>(
     matrix: &PackedMatrix,
     tile: usize,
     blocks: Range<usize>,
-    input: &Input<'_>,
+    input: &Slab<'_>,
     row: usize,
     sums: &mut [f32],
 ) {
     let spec = matrix.spec();
-    let (block, r0) = (row / input.rows, row % input.rows);
     let bytes = &matrix.bytes()[spec.tile_offset(tile, 0)..];
     // Halves of a block: a register holds 8 outputs.
     let halves = blocks.start * 2..blocks.end * 2;
     let mut acc = [[_mm256_setzero_ps(); N]; 2 * TILE / BLOCK];
     for g in 0..spec.groups() {
-        let input_at = g * spec.group;
         // SAFETY: the matrix holds every tile, the input every row and group.
         unsafe {
             let at = bytes.as_ptr().add(g * spec.tile_bytes());
-            let codes = input.codes.as_ptr().add(
-                block * input.rows * input.width
-                    + input_at / 64 * input.rows * 64
-                    + input_at % 64
-                    + r0 * 64,
-            );
-            let index = (block * input.groups + g) * input.rows + r0;
+            let codes = input.codes.as_ptr().add(input.at(row, g * spec.group));
+            let index = g * input.rows + row;
             let scales: [f32; N] = *input.scales.as_ptr().add(index).cast();
             let totals: [i32; N] = *input.sums.as_ptr().add(index).cast();
             for half in halves.clone() {
@@ -119,10 +112,10 @@ unsafe fn rows<const BITS: u8, const N: usize>(
         }
     }
     for half in halves {
-        for r in 0..N {
+        for (r, acc) in acc[half].iter().enumerate() {
             let at = (row + r) * TILE + half * 8;
             // SAFETY: the slice is checked to have 8 values.
-            unsafe { _mm256_storeu_ps(sums[at..at + 8].as_mut_ptr(), acc[half][r]) };
+            unsafe { _mm256_storeu_ps(sums[at..at + 8].as_mut_ptr(), *acc) };
         }
     }
 }

@@ -4,38 +4,49 @@
 //! 127 / max overflows counts as zero; one with a value that is not finite gets a scale of NaN, so
 //! that its outputs show it.
 //!
-//! Rows are taken in blocks of [`block_rows`]. Within a block, each 64 inputs of all its rows lie
-//! together (`rows` lines of 64 bytes), which is an AMX tile and keeps the rows of a block out of
-//! each other's cache sets. Missing rows and inputs are zero.
+//! Rows are taken in slabs of up to 64 (see [`slab_rows`]). In a slab, each 64 inputs of all its rows
+//! lie together, a line of 64 bytes for each row: sixteen of them are an AMX tile, and a kernel that
+//! walks over k reads a slab from its start to its end. Missing rows and inputs are zero.
 
 use crate::cpu::{Cpu, Scratch};
+#[cfg(target_arch = "x86_64")]
+use crate::hadamard;
 use crate::hadamard::Rotation;
+use crate::isa::Isa;
 
-/// Rows of a block for `m` rows.
-pub(crate) fn block_rows(m: usize) -> usize {
+/// The largest group.
+const MAX_GROUP: usize = 128;
+/// 1.5 * 2^23: adding it and taking it away rounds to the nearest integer.
+const ROUND: f32 = 12_582_912.0;
+
+/// Most rows of a slab: their sums stay in the first cache.
+pub(crate) const SLAB: usize = 64;
+
+/// Rows that a slab has room for, given `m` rows.
+pub(crate) fn slab_rows(m: usize) -> usize {
     match m {
         0..=4 => m,
         5..=8 => 8,
-        _ => 16,
+        _ => m.min(SLAB).next_multiple_of(16),
     }
 }
 
 /// Quantised rows.
 pub(crate) struct Input<'a> {
     /// Rows.
-    pub m: usize,
-    /// Rows of a block.
-    pub rows: usize,
+    m: usize,
+    /// Rows of a slab.
+    rows: usize,
     /// Groups along k.
-    pub groups: usize,
+    groups: usize,
     /// Inputs rounded up to the group and to 64.
-    pub width: usize,
-    /// [block][width / 64][row][64]
-    pub codes: Scratch<'a, i8>,
-    /// [block][group][row]
-    pub scales: Scratch<'a, f32>,
-    /// The sum of the codes, [block][group][row].
-    pub sums: Scratch<'a, i32>,
+    width: usize,
+    /// [slab][width / 64][row][64]
+    codes: Scratch<'a, i8>,
+    /// [slab][group][row]
+    scales: Scratch<'a, f32>,
+    /// The sum of the codes, [slab][group][row].
+    sums: Scratch<'a, i32>,
 }
 
 impl<'a> Input<'a> {
@@ -48,13 +59,13 @@ impl<'a> Input<'a> {
         group: usize,
     ) -> Self {
         let m = x.len() / k;
-        let rows = block_rows(m);
-        let blocks = m.div_ceil(rows);
+        let rows = slab_rows(m);
+        let slabs = m.div_ceil(rows);
         let groups = k.div_ceil(group);
         let width = (groups * group).next_multiple_of(64);
-        let mut codes = cpu.scratch::<i8>(blocks * rows * width);
-        let mut scales = cpu.scratch::<f32>(blocks * rows * groups);
-        let mut sums = cpu.scratch::<i32>(blocks * rows * groups);
+        let mut codes = cpu.scratch::<i8>(slabs * rows * width);
+        let mut scales = cpu.scratch::<f32>(slabs * rows * groups);
+        let mut sums = cpu.scratch::<i32>(slabs * rows * groups);
         let isa = cpu.isa();
         let out = Out {
             codes: codes.as_mut_ptr(),
@@ -62,41 +73,28 @@ impl<'a> Input<'a> {
             sums: sums.as_mut_ptr(),
         };
         let row = |i: usize| {
-            let (block, r) = (i / rows, i % rows);
-            // SAFETY: every row writes its own lines and numbers, within the lengths above.
-            let put = |at: usize, values: &[i8], scale: f32, sum: i32| unsafe {
-                for (j, &value) in values.iter().enumerate() {
-                    let input = at * group + j;
-                    let offset =
-                        block * rows * width + input / 64 * rows * 64 + r * 64 + input % 64;
-                    *out.codes().add(offset) = value;
+            let (slab, r) = (i / rows, i % rows);
+            // SAFETY: the three buffers have the lengths above, and every row has places of its
+            // own in them.
+            let place = unsafe {
+                Place {
+                    codes: out.codes().add(slab * rows * width + r * 64),
+                    scales: out.scales().add(slab * groups * rows + r),
+                    sums: out.sums().add(slab * groups * rows + r),
+                    rows,
+                    group,
+                    groups,
                 }
-                let index = (block * groups + at) * rows + r;
-                *out.scales().add(index) = scale;
-                *out.sums().add(index) = sum;
             };
-            if i >= m {
-                for g in 0..groups {
-                    put(g, &[0; 128][..group], 0.0, 0);
-                }
-                return;
-            }
-            let mut values = cpu.scratch::<f32>(k);
-            values.copy_from_slice(&x[i * k..(i + 1) * k]);
-            if let Some(rotation) = rotation {
-                rotation.forward_on(isa, &mut values);
-            }
-            for (g, values) in values.chunks(group).enumerate() {
-                let mut codes = [0; 128];
-                let (scale, sum) = quantize_group(values, &mut codes);
-                put(g, &codes[..group], scale, sum);
-            }
+            let x = if i < m { &x[i * k..(i + 1) * k] } else { &[] };
+            // SAFETY: as above.
+            unsafe { place.row(isa, x, rotation) };
         };
         // A region costs about as much as quantising a few thousand values.
         if m * k < 16_384 {
-            (0..blocks * rows).for_each(row);
+            (0..slabs * rows).for_each(row);
         } else {
-            cpu.run(blocks * rows, &row);
+            cpu.run(slabs * rows, &row);
         }
         Self {
             m,
@@ -109,15 +107,39 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The code of a row and an input.
-    pub fn code(&self, row: usize, input: usize) -> i8 {
-        let (block, r) = (row / self.rows, row % self.rows);
-        self.codes[(block * self.width + input / 64 * 64) * self.rows + r * 64 + input % 64]
+    /// The slabs, with the first row of each.
+    pub fn slabs(&self) -> impl Iterator<Item = (usize, Slab<'_>)> {
+        (0..self.m).step_by(self.rows).map(|first| {
+            let slab = Slab {
+                m: self.rows.min(self.m - first),
+                rows: self.rows,
+                codes: &self.codes[first * self.width..],
+                scales: &self.scales[first * self.groups..],
+                sums: &self.sums[first * self.groups..],
+            };
+            (first, slab)
+        })
     }
+}
 
-    /// Where the scale and the sum of a row and a group are.
-    pub fn index(&self, row: usize, group: usize) -> usize {
-        (row / self.rows * self.groups + group) * self.rows + row % self.rows
+/// Up to 64 quantised rows: what a kernel works on at a time.
+pub(crate) struct Slab<'a> {
+    /// Rows.
+    pub m: usize,
+    /// Rows it has room for.
+    pub rows: usize,
+    /// [k / 64][row][64]
+    pub codes: &'a [i8],
+    /// [group][row]
+    pub scales: &'a [f32],
+    /// [group][row]
+    pub sums: &'a [i32],
+}
+
+impl Slab<'_> {
+    /// Where the code of a row and an input is.
+    pub fn at(&self, row: usize, input: usize) -> usize {
+        (input / 64 * self.rows + row) * 64 + input % 64
     }
 }
 
@@ -143,24 +165,179 @@ impl Out {
     }
 }
 
+/// Where one row goes: groups are `rows` apart, and so are lines of 64 codes.
+struct Place {
+    codes: *mut i8,
+    scales: *mut f32,
+    sums: *mut i32,
+    rows: usize,
+    group: usize,
+    groups: usize,
+}
+
+impl Place {
+    /// Quantises a row; missing values are zeros.
+    ///
+    /// # Safety
+    /// The places of all groups and codes of the row may be written, and `x` has no more than
+    /// `groups * group` values.
+    unsafe fn row(&self, isa: Isa, x: &[f32], rotation: Option<&Rotation>) {
+        // SAFETY: as the caller promises; a `Cpu` holds only an available instruction set.
+        unsafe {
+            match (isa, self.group) {
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512Vnni | Isa::Amx, 32) => self.row_avx512::<2>(x, rotation),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512Vnni | Isa::Amx, 64) => self.row_avx512::<4>(x, rotation),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx512Vnni | Isa::Amx, _) => self.row_avx512::<8>(x, rotation),
+                #[cfg(target_arch = "x86_64")]
+                (Isa::Avx2, _) => self.row_avx2(x, rotation),
+                _ => self.row_any(x, rotation),
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `row`, and the machine has AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn row_avx2(&self, x: &[f32], rotation: Option<&Rotation>) {
+        // SAFETY: as the caller promises.
+        unsafe { self.row_any(x, rotation) };
+    }
+
+    /// # Safety
+    /// As `row`.
+    #[inline(always)]
+    unsafe fn row_any(&self, x: &[f32], rotation: Option<&Rotation>) {
+        for g in 0..self.groups {
+            let first = g * self.group;
+            let x = &x[first.min(x.len())..(first + self.group).min(x.len())];
+            let mut values = [0f32; MAX_GROUP];
+            values[..x.len()].copy_from_slice(x);
+            if let Some(rotation) = rotation {
+                rotation.forward_part(first, &mut values[..x.len()]);
+            }
+            let mut codes = [0; MAX_GROUP];
+            let (scale, sum) = quantize_group(&values, &mut codes);
+            // SAFETY: as the caller promises.
+            unsafe {
+                for (i, codes) in codes[..self.group].chunks_exact(32).enumerate() {
+                    let at = self.codes_at(first + i * 32);
+                    at.copy_from_nonoverlapping(codes.as_ptr(), 32);
+                }
+                self.put(g, scale, sum);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `row`; the machine has AVX-512, and the group is 16 * N.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    unsafe fn row_avx512<const N: usize>(&self, x: &[f32], rotation: Option<&Rotation>) {
+        use std::arch::x86_64::*;
+        let magnitude = _mm512_set1_epi32(0x7FFF_FFFF);
+        for g in 0..self.groups {
+            let first = g * self.group;
+            let mut values = [_mm512_setzero_ps(); N];
+            let mut top = _mm512_setzero_si512();
+            // SAFETY: the mask leaves out what lies past the end.
+            unsafe {
+                for (i, value) in values.iter_mut().enumerate() {
+                    let at = first + i * 16;
+                    let count = x.len().saturating_sub(at).min(16);
+                    let mask = ((1u32 << count) - 1) as __mmask16;
+                    *value = _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(at));
+                }
+                if let Some(rotation) = rotation {
+                    for (i, pair) in values.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                        let at = first + i * 32;
+                        // The width is a multiple of 32, as a rotation's is.
+                        if at < x.len() {
+                            *pair = hadamard::forward_avx512(*pair, rotation, at);
+                        }
+                    }
+                }
+            }
+            for value in values {
+                let bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
+                top = _mm512_max_epi32(top, bits);
+            }
+            let max = f32::from_bits(_mm512_reduce_max_epi32(top) as u32);
+            let (scale, inverse) = factors(max);
+            let mut sum = _mm512_setzero_si512();
+            for (i, value) in values.iter().enumerate() {
+                let mut code = _mm512_setzero_si512();
+                if inverse != 0.0 {
+                    // The conversion rounds half to even.
+                    code = _mm512_cvtps_epi32(_mm512_mul_ps(*value, _mm512_set1_ps(inverse)));
+                }
+                sum = _mm512_add_epi32(sum, code);
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let at = self.codes_at(first + i * 16);
+                    _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(code));
+                }
+            }
+            // SAFETY: as the caller promises.
+            unsafe { self.put(g, scale, _mm512_reduce_add_epi32(sum)) };
+        }
+    }
+
+    /// Where the codes from input `i` on, a multiple of 16, are.
+    ///
+    /// # Safety
+    /// `i` is an input of a group.
+    #[inline(always)]
+    unsafe fn codes_at(&self, i: usize) -> *mut i8 {
+        // SAFETY: as the caller promises.
+        unsafe { self.codes.add(i / 64 * self.rows * 64 + i % 64) }
+    }
+
+    /// # Safety
+    /// As `row`.
+    #[inline(always)]
+    unsafe fn put(&self, group: usize, scale: f32, sum: i32) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            *self.scales.add(group * self.rows) = scale;
+            *self.sums.add(group * self.rows) = sum;
+        }
+    }
+}
+
 /// Writes the codes of a group; returns its scale and the sum of its codes.
-fn quantize_group(values: &[f32], codes: &mut [i8; 128]) -> (f32, i32) {
+#[inline(always)]
+fn quantize_group(values: &[f32; MAX_GROUP], codes: &mut [i8; MAX_GROUP]) -> (f32, i32) {
     // The order of the magnitudes' bits is that of their values, with infinity and NaN on top.
     let top = values
         .iter()
         .fold(0, |top, v| top.max(v.to_bits() & 0x7FFF_FFFF));
-    let max = f32::from_bits(top);
-    if !max.is_finite() {
-        return (f32::NAN, 0);
-    }
-    let inverse = 127.0 / max;
-    if !inverse.is_finite() {
-        return (0.0, 0);
+    let (scale, inverse) = factors(f32::from_bits(top));
+    if inverse == 0.0 {
+        return (scale, 0);
     }
     let mut sum = 0;
     for (value, code) in values.iter().zip(codes) {
-        *code = (value * inverse).round_ties_even() as i8;
+        // Rounds half to even, since the value is below 2^22.
+        let rounded = (value * inverse + ROUND) - ROUND;
+        *code = rounded as i8;
         sum += i32::from(*code);
     }
-    (max / 127.0, sum)
+    (scale, sum)
+}
+
+/// The scale of a group and its inverse; an inverse of 0 means that all codes are 0.
+#[inline(always)]
+fn factors(max: f32) -> (f32, f32) {
+    let inverse = 127.0 / max;
+    if !max.is_finite() {
+        (f32::NAN, 0.0)
+    } else if !inverse.is_finite() {
+        (0.0, 0.0)
+    } else {
+        (max / 127.0, inverse)
+    }
 }

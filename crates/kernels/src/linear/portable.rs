@@ -1,6 +1,6 @@
 //! The plain form of the packed product: the reference for the others.
 
-use super::input::Input;
+use super::input::Slab;
 use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 
 /// Sums of the outputs of blocks `first..last` of a tile, into `sums` [row][64].
@@ -8,7 +8,7 @@ pub(crate) fn tile(
     matrix: &PackedMatrix,
     tile: usize,
     blocks: std::ops::Range<usize>,
-    input: &Input<'_>,
+    input: &Slab<'_>,
     sums: &mut [f32],
 ) {
     let spec = matrix.spec();
@@ -27,13 +27,13 @@ pub(crate) fn tile(
                 }
             }
             for row in 0..input.m {
-                let at = input.index(row, g);
+                let at = g * input.rows + row;
                 let (scale, sum) = (input.scales[at], input.sums[at]);
                 for (lane, weights) in weights.iter().enumerate() {
                     let output = tile * TILE + block * BLOCK + lane;
                     let mut dot = 0i32;
                     for (i, &code) in weights[..count].iter().enumerate() {
-                        dot += i32::from(code) * i32::from(input.code(row, first + i));
+                        dot += i32::from(code) * i32::from(input.codes[input.at(row, first + i)]);
                     }
                     dot -= i32::from(matrix.zero_point(output, g)) * sum;
                     let acc = &mut sums[row * TILE + block * BLOCK + lane];

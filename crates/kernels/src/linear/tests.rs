@@ -55,7 +55,7 @@ fn documented(matrix: &PackedMatrix, x: &[f32], output: usize) -> f32 {
     let spec = matrix.spec();
     let mut x = x.to_vec();
     if let Some(rotation) = matrix.rotation() {
-        rotation.forward_on(Isa::Portable, &mut x);
+        rotation.forward(&mut x);
     }
     let mut acc = 0f32;
     for (g, x) in x.chunks(spec.group).enumerate() {
@@ -173,7 +173,7 @@ fn a_wide_layer_gives_the_same_bits_too() {
 }
 
 #[test]
-fn more_rows_than_a_slab_are_the_rows_one_by_one() {
+fn more_rows_than_are_taken_at_a_time_are_the_rows_one_by_one() {
     let spec = PackedSpec {
         n: 70,
         k: 64,
@@ -182,11 +182,11 @@ fn more_rows_than_a_slab_are_the_rows_one_by_one() {
         zero: ZeroKind::Point,
     };
     let layer = Linear::new(vec![random_packed(spec, None, 1).into()], None).unwrap();
-    let x = noise((SLAB + 3) * 64, 2);
+    let x = noise((ROWS + 3) * 64, 2);
     for isa in Isa::available() {
         let cpu = Cpu::with_isa(Some(2), isa);
         let all = run(&cpu, &layer, &x);
-        for row in [0, 1, 15, 16, 500, SLAB - 1, SLAB, SLAB + 2] {
+        for row in [0, 1, 15, 16, 500, ROWS - 1, ROWS, ROWS + 2] {
             let one = run(&cpu, &layer, &x[row * 64..(row + 1) * 64]);
             assert_eq!(one, all[row * 70..(row + 1) * 70]);
         }
