@@ -16,6 +16,7 @@ mod pretokenizer;
 mod regroup;
 mod repack;
 mod sentencepiece;
+mod table;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -34,13 +35,13 @@ use crate::mapping::Mapping;
 use crate::source::{Source, TensorInfo};
 
 use blocks::GROUP;
-use config::Table;
 use format::Format;
 use metadata::Metadata;
 use names::{Place, Values};
 use order::Order;
 use parse::Tensor;
 use regroup::{Form, Loss};
+use table::Tensors;
 
 /// An opened GGUF file.
 pub(crate) struct Gguf {
@@ -66,10 +67,7 @@ impl Gguf {
             .map(|tensor| (tensor.name.clone(), tensor))
             .collect();
         let meta = Metadata::new(file.clone(), structure.values);
-        let table = Tensors {
-            file: &file,
-            tensors: &tensors,
-        };
+        let table = Tensors::new(&file, &tensors);
         let config = config::model_config(&meta, &table)?;
         let text = text::TextSide::read(&meta, config.vocab_size)?;
         let name = match meta.text("general.name")? {
@@ -460,50 +458,4 @@ fn is_aside(name: &str, layers: usize) -> bool {
         || name.starts_with("rope_freqs.")
         // Older converters repeated the rotary table in every layer.
         || (block.is_some() && name.ends_with(".rope_freqs.weight"))
-}
-
-/// The tensor table, as the description needs it.
-struct Tensors<'a> {
-    file: &'a Mapping,
-    tensors: &'a HashMap<String, Tensor>,
-}
-
-impl Table for Tensors<'_> {
-    fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
-    }
-
-    fn vocab_size(&self) -> Result<usize, Error> {
-        const NAME: &str = "token_embd.weight";
-        let tensor = self
-            .tensors
-            .get(NAME)
-            .ok_or_else(|| Error::missing(self.file.path(), NAME))?;
-        match tensor.shape[..] {
-            [rows, _] if rows <= 1 << 24 => Ok(rows),
-            _ => {
-                let what = format!("shape {:?} is no embedding", tensor.shape);
-                Err(Error::tensor(self.file.path(), NAME, what))
-            }
-        }
-    }
-
-    fn rope_factors(&self) -> Result<Option<Vec<f32>>, Error> {
-        let Some(tensor) = self.tensors.get("rope_freqs.weight") else {
-            return Ok(None);
-        };
-        let count = tensor.row_len().saturating_mul(tensor.row_count().max(1));
-        if tensor.format != Format::F32 || count > 1 << 16 {
-            let what = "a short list of F32 is needed";
-            return Err(Error::tensor(self.file.path(), &tensor.name, what));
-        }
-        let mut factors = vec![0.0; count];
-        dequantise::dequantise(
-            tensor.format,
-            &self.file[tensor.bytes.clone()],
-            &mut factors,
-        )
-        .map_err(|what| Error::tensor(self.file.path(), &tensor.name, what))?;
-        Ok(Some(factors))
-    }
 }
