@@ -36,9 +36,11 @@ use crate::packed::{BLOCK, PackedMatrix, TILE};
 const ROWS: usize = 512;
 /// Tasks for each thread: enough to even out, few enough to read memory in long runs.
 const TASKS: usize = 16;
+/// Tiles that meet each slab of rows in turn: their codes and the slab's stay in the second cache.
+const TILES: usize = 4;
 /// From this number of rows on, AMX is used; below, VNNI is as fast.
 #[cfg(target_arch = "x86_64")]
-const AMX_ROWS: usize = 4;
+const AMX_ROWS: usize = 5;
 
 /// A linear layer.
 #[derive(Clone)]
@@ -199,24 +201,12 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
         for part in &layer.parts {
             let count = tiles(part);
             if let Matrix::Packed(matrix) = &part.matrix {
-                for tile in rest.start.min(count)..rest.end.min(count) {
-                    let first = part.first + tile * TILE;
-                    let count = TILE.min(matrix.n() - tile * TILE);
-                    let bias = layer.bias.as_ref().map(|bias| &bias[first..first + count]);
+                let mine = rest.start.min(count)..rest.end.min(count);
+                for some in mine.clone().step_by(TILES) {
+                    let some = some..(some + TILES).min(mine.end);
                     for (row, slab) in inputs[part.view].slabs() {
-                        let mut sums = MaybeUninit::uninit();
-                        let sums = zeroed(&mut sums, slab.m);
-                        packed_tile(isa, matrix, tile, 0..TILE / BLOCK, &slab, sums);
-                        for (i, sums) in sums.chunks_exact(TILE).enumerate().take(slab.m) {
-                            // SAFETY: the row is one of m, the outputs are the layer's, and no other
-                            // task writes these.
-                            let out = unsafe { out.part(row + i, first, count) };
-                            out.copy_from_slice(&sums[..count]);
-                            if let Some(bias) = bias {
-                                for (out, bias) in out.iter_mut().zip(bias) {
-                                    *out += bias;
-                                }
-                            }
+                        for tile in some.clone() {
+                            packed_part(isa, layer, part, matrix, tile, row, &slab, &out);
                         }
                     }
                 }
@@ -232,6 +222,36 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
                 // SAFETY: row < m, the output is the layer's, and no other task writes it.
                 unsafe { out.put(row, output, sum) };
             });
+        }
+    }
+}
+
+/// The outputs of one tile for one slab, whose first row is `row`.
+#[expect(clippy::too_many_arguments, reason = "the body of the loops above")]
+fn packed_part(
+    isa: Isa,
+    layer: &Linear,
+    part: &Part,
+    matrix: &PackedMatrix,
+    tile: usize,
+    row: usize,
+    slab: &Slab<'_>,
+    out: &Rows,
+) {
+    let first = part.first + tile * TILE;
+    let count = TILE.min(matrix.n() - tile * TILE);
+    let bias = layer.bias.as_ref().map(|bias| &bias[first..first + count]);
+    let mut sums = MaybeUninit::uninit();
+    let sums = zeroed(&mut sums, slab.m);
+    packed_tile(isa, matrix, tile, 0..TILE / BLOCK, slab, sums);
+    for (i, sums) in sums.chunks_exact(TILE).enumerate().take(slab.m) {
+        // SAFETY: the row is one of m, the outputs are the layer's, and no other task writes these.
+        let out = unsafe { out.part(row + i, first, count) };
+        out.copy_from_slice(&sums[..count]);
+        if let Some(bias) = bias {
+            for (out, bias) in out.iter_mut().zip(bias) {
+                *out += bias;
+            }
         }
     }
 }

@@ -129,7 +129,7 @@ macro_rules! store {
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, and the process may use them; `input` has room
-/// for 4, 8 or a multiple of 16 rows, for each of which `sums` has 64 values.
+/// for 8 or a multiple of 16 rows, for each of which `sums` has 64 values.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(crate) unsafe fn tile(matrix: &PackedMatrix, tile: usize, input: &Slab<'_>, sums: &mut [f32]) {
     let spec = matrix.spec();
@@ -138,7 +138,6 @@ pub(crate) unsafe fn tile(matrix: &PackedMatrix, tile: usize, input: &Slab<'_>, 
             // SAFETY: as the caller promises; the constants are the matrix's and the input's.
             unsafe {
                 match input.rows {
-                    4 => of::<$bits, { $zero }, $per_group, 4>(matrix, tile, input, sums),
                     8 => of::<$bits, { $zero }, $per_group, 8>(matrix, tile, input, sums),
                     _ => of::<$bits, { $zero }, $per_group, 16>(matrix, tile, input, sums),
                 }

@@ -8,6 +8,8 @@
 //! lie together, a line of 64 bytes for each row: sixteen of them are an AMX tile, and a kernel that
 //! walks over k reads a slab from its start to its end. Missing rows and inputs are zero.
 
+use std::ops::Range;
+
 use crate::cpu::{Cpu, Scratch};
 #[cfg(target_arch = "x86_64")]
 use crate::hadamard;
@@ -66,36 +68,31 @@ impl<'a> Input<'a> {
         let mut codes = cpu.scratch::<i8>(slabs * rows * width);
         let mut scales = cpu.scratch::<f32>(slabs * rows * groups);
         let mut sums = cpu.scratch::<i32>(slabs * rows * groups);
-        let isa = cpu.isa();
-        let out = Out {
+        let work = Work {
+            isa: cpu.isa(),
+            x,
+            k,
+            rotation,
+            rows,
+            group,
+            groups,
+            width,
             codes: codes.as_mut_ptr(),
             scales: scales.as_mut_ptr(),
             sums: sums.as_mut_ptr(),
         };
-        let row = |i: usize| {
-            let (slab, r) = (i / rows, i % rows);
-            // SAFETY: the three buffers have the lengths above, and every row has places of its
-            // own in them.
-            let place = unsafe {
-                Place {
-                    codes: out.codes().add(slab * rows * width + r * 64),
-                    scales: out.scales().add(slab * groups * rows + r),
-                    sums: out.sums().add(slab * groups * rows + r),
-                    rows,
-                    group,
-                    groups,
-                }
-            };
-            let x = if i < m { &x[i * k..(i + 1) * k] } else { &[] };
-            // SAFETY: as above.
-            unsafe { place.row(isa, x, rotation) };
-        };
-        // A region costs about as much as quantising a few thousand values.
-        if m * k < 16_384 {
-            (0..slabs * rows).for_each(row);
-        } else {
-            cpu.run(slabs * rows, &row);
-        }
+        // A task takes up to 16 rows, whose lines lie together, and some groups.
+        let total = slabs * rows;
+        let each_rows = total.min(16);
+        let each_groups = (TASK / (each_rows * group)).max(1);
+        let across = groups.div_ceil(each_groups);
+        cpu.run(total.div_ceil(each_rows) * across, &|task| {
+            let (row, g) = (task / across * each_rows, task % across * each_groups);
+            let rows = row..(row + each_rows).min(total);
+            // SAFETY: the buffers have the lengths above, and each task has rows and groups of its
+            // own.
+            unsafe { work.quantize(rows, g..(g + each_groups).min(groups)) };
+        });
         Self {
             m,
             rows,
@@ -143,167 +140,168 @@ impl Slab<'_> {
     }
 }
 
-/// Pointers that tasks write disjoint parts of.
-struct Out {
-    codes: *mut i8,
-    scales: *mut f32,
-    sums: *mut i32,
-}
+/// Values that a task quantises.
+const TASK: usize = 16_384;
 
-// SAFETY: the tasks write disjoint parts, see `Input::new`.
-unsafe impl Sync for Out {}
-
-impl Out {
-    fn codes(&self) -> *mut i8 {
-        self.codes
-    }
-    fn scales(&self) -> *mut f32 {
-        self.scales
-    }
-    fn sums(&self) -> *mut i32 {
-        self.sums
-    }
-}
-
-/// Where one row goes: groups are `rows` apart, and so are lines of 64 codes.
-struct Place {
-    codes: *mut i8,
-    scales: *mut f32,
-    sums: *mut i32,
+/// All of the work; the names are those of [`Input`].
+struct Work<'a> {
+    isa: Isa,
+    x: &'a [f32],
+    k: usize,
+    rotation: Option<&'a Rotation>,
     rows: usize,
     group: usize,
     groups: usize,
+    width: usize,
+    codes: *mut i8,
+    scales: *mut f32,
+    sums: *mut i32,
 }
 
-impl Place {
-    /// Quantises a row; missing values are zeros.
+// SAFETY: the tasks write disjoint parts of the buffers, see `Input::new`.
+unsafe impl Sync for Work<'_> {}
+
+impl Work<'_> {
+    /// Quantises some groups of some rows.
     ///
     /// # Safety
-    /// The places of all groups and codes of the row may be written, and `x` has no more than
-    /// `groups * group` values.
-    unsafe fn row(&self, isa: Isa, x: &[f32], rotation: Option<&Rotation>) {
+    /// The buffers have room for these rows and groups, and nobody else uses them.
+    unsafe fn quantize(&self, rows: Range<usize>, groups: Range<usize>) {
         // SAFETY: as the caller promises; a `Cpu` holds only an available instruction set.
         unsafe {
-            match (isa, self.group) {
+            match (self.isa, self.group) {
                 #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512Vnni | Isa::Amx, 32) => self.row_avx512::<2>(x, rotation),
+                (Isa::Avx512Vnni | Isa::Amx, 32) => self.quantize_avx512::<2>(rows, groups),
                 #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512Vnni | Isa::Amx, 64) => self.row_avx512::<4>(x, rotation),
+                (Isa::Avx512Vnni | Isa::Amx, 64) => self.quantize_avx512::<4>(rows, groups),
                 #[cfg(target_arch = "x86_64")]
-                (Isa::Avx512Vnni | Isa::Amx, _) => self.row_avx512::<8>(x, rotation),
+                (Isa::Avx512Vnni | Isa::Amx, _) => self.quantize_avx512::<8>(rows, groups),
                 #[cfg(target_arch = "x86_64")]
-                (Isa::Avx2, _) => self.row_avx2(x, rotation),
-                _ => self.row_any(x, rotation),
+                (Isa::Avx2, _) => self.quantize_avx2(rows, groups),
+                _ => self.quantize_any(rows, groups),
             }
         }
     }
 
     /// # Safety
-    /// As `row`, and the machine has AVX2.
+    /// As `quantize`, and the machine has AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma")]
-    unsafe fn row_avx2(&self, x: &[f32], rotation: Option<&Rotation>) {
+    unsafe fn quantize_avx2(&self, rows: Range<usize>, groups: Range<usize>) {
         // SAFETY: as the caller promises.
-        unsafe { self.row_any(x, rotation) };
+        unsafe { self.quantize_any(rows, groups) };
+    }
+
+    /// The values of a row and group that are there; a row past the last has none.
+    #[inline(always)]
+    fn values(&self, row: usize, group: usize) -> &[f32] {
+        let first = row * self.k + group * self.group;
+        let end = (first + self.group).min((row + 1) * self.k);
+        self.x.get(first..end).unwrap_or(&[])
     }
 
     /// # Safety
-    /// As `row`.
+    /// As `quantize`.
     #[inline(always)]
-    unsafe fn row_any(&self, x: &[f32], rotation: Option<&Rotation>) {
-        for g in 0..self.groups {
-            let first = g * self.group;
-            let x = &x[first.min(x.len())..(first + self.group).min(x.len())];
-            let mut values = [0f32; MAX_GROUP];
-            values[..x.len()].copy_from_slice(x);
-            if let Some(rotation) = rotation {
-                rotation.forward_part(first, &mut values[..x.len()]);
-            }
-            let mut codes = [0; MAX_GROUP];
-            let (scale, sum) = quantize_group(&values, &mut codes);
-            // SAFETY: as the caller promises.
-            unsafe {
-                for (i, codes) in codes[..self.group].chunks_exact(32).enumerate() {
-                    let at = self.codes_at(first + i * 32);
-                    at.copy_from_nonoverlapping(codes.as_ptr(), 32);
+    unsafe fn quantize_any(&self, rows: Range<usize>, groups: Range<usize>) {
+        for g in groups {
+            for row in rows.clone() {
+                let x = self.values(row, g);
+                let mut values = [0f32; MAX_GROUP];
+                values[..x.len()].copy_from_slice(x);
+                if let Some(rotation) = self.rotation {
+                    rotation.forward_part(g * self.group, &mut values[..x.len()]);
                 }
-                self.put(g, scale, sum);
+                let mut codes = [0; MAX_GROUP];
+                let (scale, sum) = quantize_group(&values, &mut codes);
+                // SAFETY: as the caller promises.
+                unsafe {
+                    for (i, codes) in codes[..self.group].chunks_exact(32).enumerate() {
+                        let at = self.codes_at(row, g * self.group + i * 32);
+                        at.copy_from_nonoverlapping(codes.as_ptr(), 32);
+                    }
+                    self.put(row, g, scale, sum);
+                }
             }
         }
     }
 
     /// # Safety
-    /// As `row`; the machine has AVX-512, and the group is 16 * N.
+    /// As `quantize`; the machine has AVX-512, and the group is 16 * N.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn row_avx512<const N: usize>(&self, x: &[f32], rotation: Option<&Rotation>) {
+    unsafe fn quantize_avx512<const N: usize>(&self, rows: Range<usize>, groups: Range<usize>) {
         use std::arch::x86_64::*;
         let magnitude = _mm512_set1_epi32(0x7FFF_FFFF);
-        for g in 0..self.groups {
+        for g in groups {
             let first = g * self.group;
-            let mut values = [_mm512_setzero_ps(); N];
-            let mut top = _mm512_setzero_si512();
-            // SAFETY: the mask leaves out what lies past the end.
-            unsafe {
+            for row in rows.clone() {
+                let x = self.values(row, g);
+                let mut values = [_mm512_setzero_ps(); N];
+                let mut top = _mm512_setzero_si512();
                 for (i, value) in values.iter_mut().enumerate() {
-                    let at = first + i * 16;
-                    let count = x.len().saturating_sub(at).min(16);
+                    let count = x.len().saturating_sub(i * 16).min(16);
                     let mask = ((1u32 << count) - 1) as __mmask16;
-                    *value = _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(at));
+                    // SAFETY: the mask leaves out what lies past the end.
+                    *value =
+                        unsafe { _mm512_maskz_loadu_ps(mask, x.as_ptr().wrapping_add(i * 16)) };
                 }
-                if let Some(rotation) = rotation {
+                if let Some(rotation) = self.rotation {
                     for (i, pair) in values.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                        let at = first + i * 32;
                         // The width is a multiple of 32, as a rotation's is.
-                        if at < x.len() {
-                            *pair = hadamard::forward_avx512(*pair, rotation, at);
+                        if i * 32 < x.len() {
+                            *pair = hadamard::forward_avx512(*pair, rotation, first + i * 32);
                         }
                     }
                 }
-            }
-            for value in values {
-                let bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
-                top = _mm512_max_epi32(top, bits);
-            }
-            let max = f32::from_bits(_mm512_reduce_max_epi32(top) as u32);
-            let (scale, inverse) = factors(max);
-            let mut sum = _mm512_setzero_si512();
-            for (i, value) in values.iter().enumerate() {
-                let mut code = _mm512_setzero_si512();
-                if inverse != 0.0 {
-                    // The conversion rounds half to even.
-                    code = _mm512_cvtps_epi32(_mm512_mul_ps(*value, _mm512_set1_ps(inverse)));
+                for value in values {
+                    let bits = _mm512_and_si512(_mm512_castps_si512(value), magnitude);
+                    top = _mm512_max_epi32(top, bits);
                 }
-                sum = _mm512_add_epi32(sum, code);
+                let max = f32::from_bits(_mm512_reduce_max_epi32(top) as u32);
+                let (scale, inverse) = factors(max);
+                let mut sum = _mm512_setzero_si512();
+                for (i, value) in values.iter().enumerate() {
+                    let mut code = _mm512_setzero_si512();
+                    if inverse != 0.0 {
+                        // The conversion rounds half to even.
+                        code = _mm512_cvtps_epi32(_mm512_mul_ps(*value, _mm512_set1_ps(inverse)));
+                    }
+                    sum = _mm512_add_epi32(sum, code);
+                    // SAFETY: as the caller promises.
+                    unsafe {
+                        let at = self.codes_at(row, first + i * 16);
+                        _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(code));
+                    }
+                }
                 // SAFETY: as the caller promises.
-                unsafe {
-                    let at = self.codes_at(first + i * 16);
-                    _mm_storeu_si128(at.cast(), _mm512_cvtepi32_epi8(code));
-                }
+                unsafe { self.put(row, g, scale, _mm512_reduce_add_epi32(sum)) };
             }
-            // SAFETY: as the caller promises.
-            unsafe { self.put(g, scale, _mm512_reduce_add_epi32(sum)) };
         }
     }
 
-    /// Where the codes from input `i` on, a multiple of 16, are.
+    /// Where the codes of a row from input `i` on, a multiple of 16, are.
     ///
     /// # Safety
-    /// `i` is an input of a group.
+    /// They are in the buffer.
     #[inline(always)]
-    unsafe fn codes_at(&self, i: usize) -> *mut i8 {
+    unsafe fn codes_at(&self, row: usize, i: usize) -> *mut i8 {
+        let (slab, row) = (row / self.rows, row % self.rows);
+        let at = slab * self.rows * self.width + (i / 64 * self.rows + row) * 64 + i % 64;
         // SAFETY: as the caller promises.
-        unsafe { self.codes.add(i / 64 * self.rows * 64 + i % 64) }
+        unsafe { self.codes.add(at) }
     }
 
     /// # Safety
-    /// As `row`.
+    /// As `quantize`.
     #[inline(always)]
-    unsafe fn put(&self, group: usize, scale: f32, sum: i32) {
+    unsafe fn put(&self, row: usize, group: usize, scale: f32, sum: i32) {
+        let (slab, row) = (row / self.rows, row % self.rows);
+        let at = (slab * self.groups + group) * self.rows + row;
         // SAFETY: as the caller promises.
         unsafe {
-            *self.scales.add(group * self.rows) = scale;
-            *self.sums.add(group * self.rows) = sum;
+            *self.scales.add(at) = scale;
+            *self.sums.add(at) = sum;
         }
     }
 }
