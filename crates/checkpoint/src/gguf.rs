@@ -31,6 +31,7 @@ use kozue_kernels::{DenseKind, DenseMatrix, Matrix, SharedBytes};
 
 use crate::description::Description;
 use crate::error::Error;
+use crate::layout;
 use crate::mapping::Mapping;
 use crate::source::{Source, TensorInfo};
 
@@ -301,6 +302,8 @@ impl Source for Gguf {
             Format::F32 => DenseKind::F32,
             Format::F16 => DenseKind::F16,
             Format::Bf16 => DenseKind::Bf16,
+            // Decays and rates of a recurrence: their errors add up over a whole text.
+            _ if layout::has_row_per_head(name) => return self.unpacked(place, tensor, (n, k)),
             quantised => match regroup::form(quantised) {
                 Some(form) => return self.packed(place, tensor, form, (n, k)),
                 None => return self.unpacked(place, tensor, (n, k)),

@@ -27,6 +27,16 @@ pub(crate) struct Slot {
     pub shape: Vec<usize>,
 }
 
+/// Whether this is the name of a [`Role::HeadMatrix`].
+pub(crate) fn has_row_per_head(name: &str) -> bool {
+    [
+        ".linear_attn.in_proj_a.weight",
+        ".linear_attn.in_proj_b.weight",
+    ]
+    .iter()
+    .any(|end| name.ends_with(end))
+}
+
 /// Every tensor of a model with this configuration, in the order of a forward pass.
 pub(crate) fn layout(config: &ModelConfig) -> Vec<Slot> {
     let mut slots = Slots(Vec::new());
