@@ -115,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--out", type=Path, required=True)
         for name, number in (("rows", 64), ("length", 384), ("anchors", 16), ("steps", 4000), ("seed", 0)):
             p.add_argument(f"--{name}", type=int, default=number)
-        for name, value in (("call-seconds", 1e9), ("matrix-lr", 3e-3), ("other-lr", 1e-3), ("gamma", 7.0)):
+        for name, value in (("call-seconds", 1e9), ("planned-seconds", 0.0), ("matrix-lr", 3e-3), ("other-lr", 1e-3), ("gamma", 7.0)):
             p.add_argument(f"--{name}", type=float, default=value)
         p.add_argument("--device", default="cuda")
         if stage == "dflash":

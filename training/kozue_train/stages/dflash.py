@@ -36,6 +36,7 @@ class DrafterOptions:
     anchors: int = 16
     steps: int = 4000
     call_seconds: float = 1e9
+    planned_seconds: float = 0.0  # 0: the schedule runs on steps, else on training seconds
     matrix_lr: float = 3e-3
     other_lr: float = 1e-3
     gamma: float = 7.0
@@ -145,27 +146,32 @@ def training_loop(
     options: DrafterOptions, stage: str, model: torch.nn.Module, batches: AnchorBatches, device: torch.device,
     step_loss: Any, export: Any,
 ) -> dict[str, Any]:
-    """Shared loop: schedule on steps, resume from state.pt, JSON lines log, export at the end."""
+    """Shared loop: schedule on steps or seconds, resume from state.pt, JSON lines log, export at the end."""
     began = time.time()
     log = JsonLog(options.out / f"{stage}.jsonl")
     optimizer = Optimizer([(n, p) for n, p in model.named_parameters()], options.matrix_lr, options.other_lr, weight_decay=0.05)
-    state, step = options.out / "state.pt", 0
+    state, step, spent = options.out / "state.pt", 0, 0.0
     if state.exists():
         saved = load_resume(state, device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+        step, spent = saved["step"], saved["spent"]
     batches.rng = np.random.default_rng(options.seed + step)
     log.write(stage=stage, event="start", step=step, parameters=sum(p.numel() for p in model.parameters()))
     window: list[dict[str, Tensor]] = []
-    first, last = step, time.time()
-    while step < options.steps and time.time() - began < options.call_seconds:
+    first, last, clock = step, time.time(), time.time()
+    while time.time() - began < options.call_seconds:
+        progress = spent / options.planned_seconds if options.planned_seconds else step / options.steps
+        if progress >= 1:
+            break
         figures = step_loss(batches.next())
         figures["loss"].backward()
-        scale = schedule(step / options.steps, 0.04, 0.5, 0.02)
+        scale = schedule(progress, 0.04, 0.5, 0.02)
         figures["norm"] = optimizer.step(scale)
         window.append({k: v.detach() for k, v in figures.items()})
         step += 1
+        now = time.time()
+        spent, clock = spent + (now - clock if step - first > 2 else 0.0), now
         if step - first <= 2 or step % 50 == 0 or step == options.steps:
             means = {k: round(float(torch.stack([w[k] for w in window]).float().mean()), 4) for k in window[0]}
             now = time.time()
@@ -173,7 +179,7 @@ def training_loop(
             if not np.isfinite(means["loss"]):
                 raise FloatingPointError(f"loss is {means['loss']} at step {step}; lower the learning rate")
             window, last = [], now
-    save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+    save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, spent=spent)
     export()
     log.write(stage=stage, event="end", step=step, seconds=round(time.time() - began, 1))
     return {"step": step}
@@ -200,6 +206,10 @@ def run(options: DrafterOptions) -> dict[str, Any]:
     model.initialise(options.seed)
     model.to(device)
     batches = AnchorBatches(Texts.load(options.texts), options, device, model.config.block_size, options.seed)
+    # Start with outputs of the size that the head is used to: the RMS of the target's final hidden states.
+    seen = target.features(batches.next().ids, model.config.target_layer_ids[:1]).hidden
+    with torch.no_grad():
+        model.norm.weight.copy_(0.5 * seen.float().pow(2).mean((0, 1)).sqrt())
 
     def step_loss(batch: Anchors) -> dict[str, Tensor]:
         loss, accepted = drafter_loss(model, target, batch, options.gamma)

@@ -34,7 +34,8 @@ class Texts:
     def load(path: Path) -> Texts:
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: not there; run `kozue-train generate` first")
-        f = np.load(path)
+        with np.load(path) as archive:  # each access to an archive member decompresses it: read them once
+            f = {name: archive[name] for name in archive.files}
         ends = np.cumsum(f["sizes"])
         return Texts([f["tokens"][e - s : e].astype(np.int64) for s, e in zip(f["sizes"], ends)], f["starts"], [str(c) for c in f["categories"]], f["temperatures"])
 
