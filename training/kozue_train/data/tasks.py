@@ -85,6 +85,7 @@ GENERATORS: dict[str, Callable[[random.Random], Any]] = {
     ]),
     "start": lambda r: "A",
     "end": lambda r: r.choice("BCD"),
+    "mixed_list": lambda r: r.choice([[1, "a", 0, "", 2], [0, 3, "b"], [[], 1, [2]], [2.5, "x", -1, 0], ["", "c"], [5, 6]]),
     "numstrs": lambda r: [str(r.randint(1, 99)) for _ in range(3)],
 }
 
@@ -104,7 +105,7 @@ HINTS = {
     "paired": "list[int]", "coins": "list[int]", "list[str]": "list[str]", "numstrs": "list[str]", "list[bool]": "list[bool]",
     "dict[str,int]": "dict[str, int]", "dict[str,list]": "dict[str, list[int]]", "matrix": "list[list[int]]", "square": "list[list[int]]",
     "deep": "list", "pairs_list": "list[tuple[str, int]]", "int_pairs": "list[tuple[int, int]]", "records": "list[dict]", "graph": "dict[str, list[str]]",
-    "bool": "bool", "meters": "float", "float": "float",
+    "mixed_list": "list", "bool": "bool", "meters": "float", "float": "float",
 }
 STRING_TYPES = {
     "str", "word", "short", "name", "letter", "sep", "bits", "digitstr", "roman", "sentence", "mixed", "brackets", "email",

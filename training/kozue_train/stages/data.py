@@ -22,9 +22,11 @@ from tokenizers import Tokenizer
 
 from kozue_train.data import corpus, heldout, instruct, maths, talk
 from kozue_train.data.chat import Chat, prompt_text
+from kozue_train.data.compose import composed
 from kozue_train.data.functions import Exercise, exercises
 from kozue_train.data.grids import all_grids
 from kozue_train.data.shards import encode, save_tokenizer, train_tokenizer, write_shard
+from kozue_train.data.singles import single_tasks
 from kozue_train.data.tasks import Task, find_examples, load_families
 from kozue_train.log import JsonLog
 
@@ -45,6 +47,7 @@ class DataOptions:
     talk: int = 100_000
     shard_tokens: int = 8_000_000
     processes: int = 2
+    compositions: int = 30_000
     families_only: bool = False
     compress: bool = True
 
@@ -54,24 +57,30 @@ class Pool:
 
     def __init__(self, tasks: list[Task]) -> None:
         self.families = [t for t in tasks if t.key.split("/")[0] in ("numbers", "strings", "lists", "tables")]
+        self.composed = [t for t in tasks if t.key.startswith("compose/")]
         groups: dict[str, list[Task]] = defaultdict(list)
         for t in tasks:
             parts = t.key.split("/")
-            if parts[0] not in ("numbers", "strings", "lists", "tables"):
+            if parts[0] not in ("numbers", "strings", "lists", "tables", "compose"):
                 groups["/".join(parts[:2])].append(t)
         self.groups = list(groups.values())
         self.weights = [len(g) ** 0.5 for g in self.groups]
 
     def draw(self, r: random.Random) -> Task:
-        """A family with probability 0.45, else a grid task."""
-        if not self.groups or r.random() < 0.45:
+        """A family (0.3), a composition (0.4), or a task of a grid."""
+        share = r.random()
+        if not self.groups or share < 0.3:
             return r.choice(self.families)
+        if self.composed and share < 0.7:
+            return r.choice(self.composed)
         return r.choice(r.choices(self.groups, self.weights)[0])
 
 
 def usable_tasks(options: DataOptions, log: JsonLog) -> list[Task]:
     """All tasks that no held-out prompt asks for; the decision is cached in dropped.json."""
-    tasks = load_families() + ([] if options.families_only else all_grids())
+    tasks = load_families()
+    if not options.families_only:
+        tasks += all_grids() + single_tasks() + composed(random.Random(options.seed + 1), options.compositions)
     cache = options.out / "dropped.json"
     if cache.exists():
         dropped = set(json.loads(cache.read_text()))
