@@ -52,6 +52,12 @@ def _eval(a: argparse.Namespace) -> None:
                     per_category=a.per_category, device=a.device))
 
 
+def _distill(a: argparse.Namespace) -> None:
+    from kozue_train.stages import distill
+
+    distill.run(distill.DistillOptions(**{k: v for k, v in vars(a).items() if k in distill.DistillOptions.__dataclass_fields__}))
+
+
 def _plot(a: argparse.Namespace) -> None:
     from kozue_train.log import plot
 
@@ -118,16 +124,29 @@ def parser() -> argparse.ArgumentParser:
         for name, value in (("call-seconds", 1e9), ("planned-seconds", 0.0), ("matrix-lr", 3e-3), ("other-lr", 1e-3), ("gamma", 7.0)):
             p.add_argument(f"--{name}", type=float, default=value)
         p.add_argument("--device", default="cuda")
+        p.add_argument("--bits", type=int, choices=(0, 4, 8), default=0, help="train with the engine's rounding")
+        p.add_argument("--drafter", type=Path, required=stage == "weaver", help="drafter of the Weaver, or to go on from with --bits")
         if stage == "dflash":
             for name, number in (("layers", 3), ("intermediate", 1024), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("taps", 5), ("block", 16), ("mask-id", 5)):
                 p.add_argument(f"--{name}", type=int, default=number)
             p.add_argument("--rope-theta", type=float, default=10000.0)
         else:
-            p.add_argument("--drafter", type=Path, required=True)
+            p.add_argument("--weaver", type=Path, help="Weaver to go on from with --bits")
             for name, number in (("rank", 384), ("weaver-heads", 3), ("mlp", 768), ("pool", 128)):
                 p.add_argument(f"--{name}", type=int, default=number)
             p.add_argument("--mix", type=float, default=0.5, help="share of KL in the loss, the rest is total variation")
         p.set_defaults(run=_drafter)
+
+    p = sub.add_parser("distill", help="quantisation-aware distillation of the target")
+    for name in ("target", "data", "out"):
+        p.add_argument(f"--{name}", type=Path, required=True)
+    p.add_argument("--bits", type=int, choices=(4, 8), default=4)
+    for name, number in (("rows", 16), ("length", 512), ("steps", 1000), ("seed", 0), ("check-rows", 16)):
+        p.add_argument(f"--{name}", type=int, default=number)
+    for name, value in (("call-seconds", 1e9), ("matrix-lr", 1e-4), ("other-lr", 1e-4)):
+        p.add_argument(f"--{name}", type=float, default=value)
+    p.add_argument("--device", default="cuda")
+    p.set_defaults(run=_distill)
 
     p = sub.add_parser("eval", help="tokens per pass of plain, chain, DDTree and Weaver trees")
     for name in ("target", "texts", "drafter", "out"):

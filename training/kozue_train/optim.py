@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 
 def newton_schulz(g: Tensor, steps: int = 5) -> Tensor:
-    """Approximate U V^T of the stacked matrices g [n, r, c] with r <= c, in bfloat16."""
-    x = g.bfloat16()
+    """Approximate U V^T of the stacked matrices g [n, r, c] with r <= c; bfloat16 on a GPU."""
+    x = g.bfloat16() if g.is_cuda else g.float()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         a = x @ x.transpose(-2, -1)

@@ -11,7 +11,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
@@ -89,9 +89,16 @@ def rotary(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return (xf * cos + half * sin).to(x.dtype)
 
 
+class Product:
+    """How an input meets a matrix of the drafter or the Weaver; see `quantise`."""
+
+    fn: Callable[[Tensor, Tensor], Tensor] = staticmethod(lambda x, w: x @ w.to(x.dtype).t())
+
+
 def linear(x: Tensor, layer: nn.Linear) -> Tensor:
     """The layer in x's dtype (parameters stay float32)."""
-    return F.linear(x, layer.weight.to(x.dtype), None if layer.bias is None else layer.bias.to(x.dtype))
+    y = Product.fn(x, layer.weight)
+    return y if layer.bias is None else y + layer.bias.to(x.dtype)
 
 
 class Attention(nn.Module):

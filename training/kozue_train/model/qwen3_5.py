@@ -25,6 +25,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (y * (1.0 + weight.float())).to(x.dtype)
 
 
+class Project:
+    """How an input meets a packed matrix; quantisation-aware training swaps in the engine's rounding."""
+
+    fn: Callable[[Tensor, Tensor], Tensor] = staticmethod(lambda h, w: h @ w.to(h.dtype).t())
+
+
 def l2_norm(x: Tensor) -> Tensor:
     """x / sqrt(sum x^2 + 1e-6) over the last axis, float32."""
     y = x.float()
@@ -68,8 +74,8 @@ def linear_inputs(
     bsz, length, _ = x.shape
     h = rms_norm(x, norm, eps)
     dt = h.dtype
-    mixed = causal_conv_silu(h @ qkv_w.to(dt).t(), conv_w)
-    z = (h @ z_w.to(dt).t()).view(bsz, length, heads_v, dim_v)
+    mixed = causal_conv_silu(Project.fn(h, qkv_w), conv_w)
+    z = (Project.fn(h, z_w)).view(bsz, length, heads_v, dim_v)
     ba = h @ torch.cat((b_w, a_w), 0).to(dt).t()
     b, a = ba.float().split(heads_v, -1)
     beta = b.sigmoid()
@@ -93,8 +99,7 @@ def linear_inputs(
 def mlp(x: Tensor, norm: Tensor, gate_w: Tensor, up_w: Tensor, down_w: Tensor, eps: float) -> Tensor:
     """x + down(silu(gate h) * up h) with h = norm(x)."""
     h = rms_norm(x, norm, eps)
-    dt = h.dtype
-    return x + (F.silu(h @ gate_w.to(dt).t()) * (h @ up_w.to(dt).t())) @ down_w.to(dt).t()
+    return x + Project.fn(F.silu(Project.fn(h, gate_w)) * Project.fn(h, up_w), down_w)
 
 
 def linear_outputs(
@@ -106,7 +111,7 @@ def linear_outputs(
     y = o.permute(0, 2, 3, 1, 4).float()
     y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)
     y = (y.to(x.dtype) * onorm.to(x.dtype)).float().reshape(bsz, n * c, heads, dim) * F.silu(z.float())
-    x = x + y.to(x.dtype).reshape(bsz, n * c, heads * dim) @ out_w.to(x.dtype).t()
+    x = x + Project.fn(y.to(x.dtype).reshape(bsz, n * c, heads * dim), out_w)
     return mlp(x, norm, gate_w, up_w, down_w, eps)
 
 
@@ -118,10 +123,9 @@ def attention_layer(
     """A whole gated attention layer, MLP included."""
     bsz, length, _ = x.shape
     h = rms_norm(x, norm, eps)
-    dt = h.dtype
-    q, gate = (h @ q_w.to(dt).t()).view(bsz, length, heads, 2 * dim).chunk(2, -1)
-    k = (h @ k_w.to(dt).t()).view(bsz, length, kv_heads, dim)
-    v = (h @ v_w.to(dt).t()).view(bsz, length, kv_heads, dim)
+    q, gate = (Project.fn(h, q_w)).view(bsz, length, heads, 2 * dim).chunk(2, -1)
+    k = (Project.fn(h, k_w)).view(bsz, length, kv_heads, dim)
+    v = (Project.fn(h, v_w)).view(bsz, length, kv_heads, dim)
     q = rotate(rms_norm(q, qn, eps), cos, sin).transpose(1, 2)
     k = rotate(rms_norm(k, kn, eps), cos, sin).transpose(1, 2)
     rep = heads // kv_heads
@@ -129,7 +133,7 @@ def attention_layer(
     v = v.transpose(1, 2).repeat_interleave(rep, 1)
     o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     o = o.transpose(1, 2) * torch.sigmoid(gate)
-    x = x + o.reshape(bsz, length, heads * dim) @ o_w.to(dt).t()
+    x = x + Project.fn(o.reshape(bsz, length, heads * dim), o_w)
     return mlp(x, norm2, gate_w, up_w, down_w, eps)
 
 
@@ -237,8 +241,15 @@ class Target(_Node):
                 if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
                     p.mul_(depth)
 
+    def tensor(self, name: str) -> Tensor:
+        """A parameter, or what was put in its place (see `quantise.Rounded`)."""
+        module, _, last = name.rpartition(".")
+        found = getattr(self.get_submodule(module), last)
+        assert isinstance(found, Tensor)
+        return found
+
     def embed(self, ids: Tensor) -> Tensor:
-        weight = self.get_parameter("model.embed_tokens.weight")
+        weight = self.tensor("model.embed_tokens.weight")
         return F.embedding(ids, weight).to(self.dtype)
 
     def forward(self, ids: Tensor, taps: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
@@ -276,9 +287,9 @@ class Target(_Node):
                 )
             if taps is not None and i in taps:
                 tapped.append(x[:, :length])
-        x = Pieces.rms_norm(x, self.get_parameter("model.norm.weight"), c.rms_norm_eps)
+        x = Pieces.rms_norm(x, self.tensor("model.norm.weight"), c.rms_norm_eps)
         return x[:, :length], tapped
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [..., D] -> logits [..., V] in hidden's dtype (tied head)."""
-        return hidden @ self.get_parameter("model.embed_tokens.weight").to(hidden.dtype).t()
+        return hidden @ self.tensor("model.embed_tokens.weight").to(hidden.dtype).t()

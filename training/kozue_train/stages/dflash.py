@@ -19,8 +19,9 @@ from torch import Tensor
 from kozue_train.checkpoint import load_resume, save_resume
 from kozue_train.frozen import Frozen, load_frozen
 from kozue_train.log import JsonLog
-from kozue_train.model.dflash import DFlash, DFlashConfig, default_taps, save_dflash
+from kozue_train.model.dflash import DFlash, DFlashConfig, default_taps, load_dflash, save_dflash
 from kozue_train.optim import Optimizer, schedule
+from kozue_train.quantise import Format, Rounded
 from kozue_train.stages.generate import Texts
 
 
@@ -52,8 +53,12 @@ class DrafterOptions:
     block: int = 16
     mask_id: int = 5
     rope_theta: float = 10000.0
-    # weaver
+    # distillation: train with weights and inputs rounded to these bits (0: not)
+    bits: int = 0
+    # the drafter to start from (with bits), or that a Weaver is trained for
     drafter: Path | None = None
+    # weaver; `weaver` is the one to start from (with bits)
+    weaver: Path | None = None
     rank: int = 384
     weaver_heads: int = 3
     mlp: int = 768
@@ -119,7 +124,7 @@ def row_weights(block: int, gamma: float, device: torch.device) -> Tensor:
     return torch.exp(-torch.arange(block - 1, device=device, dtype=torch.float32) / gamma)
 
 
-def drafter_loss(model: DFlash, target: Frozen, batch: Anchors, gamma: float) -> tuple[Tensor, Tensor]:
+def drafter_loss(model: DFlash | Rounded, target: Frozen, batch: Anchors, gamma: float) -> tuple[Tensor, Tensor]:
     """Weighted mean cross entropy, and the mean number of leading greedy hits (accepted tokens of a chain)."""
     features = target.features(batch.ids, model.config.target_layer_ids)
     hidden = model(features.taps, batch.blocks[:, :, 0], batch.anchors, target.embedding)[:, :, 1:]
@@ -202,17 +207,22 @@ def run(options: DrafterOptions) -> dict[str, Any]:
     """Trains or goes on training; writes `out/dflash` in z-lab's format."""
     options.out.mkdir(parents=True, exist_ok=True)
     device, _, target = prepare(options)
-    model = DFlash(drafter_config(options, target))
-    model.initialise(options.seed)
+    if options.bits and options.drafter:
+        model = load_dflash(options.drafter)
+    else:
+        model = DFlash(drafter_config(options, target))
+        model.initialise(options.seed)
     model.to(device)
+    runner = Rounded(model, Format(options.bits)) if options.bits else model
     batches = AnchorBatches(Texts.load(options.texts), options, device, model.config.block_size, options.seed)
     # Start with outputs of the size that the head is used to: the RMS of the target's final hidden states.
     seen = target.features(batches.next().ids, model.config.target_layer_ids[:1]).hidden
     with torch.no_grad():
-        model.norm.weight.copy_(0.5 * seen.float().pow(2).mean((0, 1)).sqrt())
+        if not options.bits:
+            model.norm.weight.copy_(0.5 * seen.float().pow(2).mean((0, 1)).sqrt())
 
     def step_loss(batch: Anchors) -> dict[str, Tensor]:
-        loss, accepted = drafter_loss(model, target, batch, options.gamma)
+        loss, accepted = drafter_loss(runner, target, batch, options.gamma)
         return {"loss": loss, "accepted": accepted}
 
     return training_loop(options, "dflash", model, batches, device, step_loss, lambda: save_dflash(model, options.out / "dflash"))

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from kozue_train.frozen import Frozen
 from kozue_train.model.dflash import DFlash, load_dflash
-from kozue_train.model.weaver import Weaver, WeaverConfig, save_weaver
+from kozue_train.model.weaver import Weaver, WeaverConfig, load_weaver, save_weaver
+from kozue_train.quantise import Format, Rounded
 from kozue_train.stages.dflash import Anchors, AnchorBatches, DrafterOptions, prepare, row_weights, training_loop
 from kozue_train.stages.generate import Texts
 
 
-def weaver_loss(weaver: Weaver, drafter: DFlash, target: Frozen, batch: Anchors, gamma: float, mix: float) -> dict[str, Tensor]:
+def weaver_loss(weaver: Weaver | Rounded, drafter: DFlash, target: Frozen, batch: Anchors, gamma: float, mix: float) -> dict[str, Tensor]:
     """LK loss and, beside it, the total variation of the drafter alone and of the Weaver."""
     c, w = weaver.config, drafter.config.block_size
     with torch.no_grad():
@@ -66,9 +67,12 @@ def run(options: DrafterOptions) -> dict[str, Any]:
         K=drafter.config.block_size - 1, candidate_pool_size=min(options.pool, target.head.shape[0]), rope_base=10000.0,
     ))
     weaver.initialise(options.seed)
+    if options.weaver:
+        weaver = load_weaver(options.weaver)
     weaver.to(device)
+    runner = Rounded(weaver, Format(options.bits)) if options.bits else weaver
     batches = AnchorBatches(Texts.load(options.texts), options, device, drafter.config.block_size, options.seed)
     return training_loop(
         options, "weaver", weaver, batches, device,
-        lambda batch: weaver_loss(weaver, drafter, target, batch, options.gamma, options.mix), lambda: save_weaver(weaver, options.out / "weaver"),
+        lambda batch: weaver_loss(runner, drafter, target, batch, options.gamma, options.mix), lambda: save_weaver(weaver, options.out / "weaver"),
     )
