@@ -22,6 +22,7 @@ mod portable;
 mod vnni;
 
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use input::{Input, SLAB, Slab};
 
@@ -34,8 +35,6 @@ use crate::packed::{BLOCK, PackedMatrix, TILE};
 
 /// Rows taken at a time: bounds the memory of the quantised input and keeps it in the cache.
 const ROWS: usize = 512;
-/// Tasks for each thread: enough to even out, few enough to read memory in long runs.
-const TASKS: usize = 16;
 /// Tiles that meet each slab of rows in turn: their codes and the slab's stay in the second cache.
 const TILES: usize = 4;
 /// From this number of rows on, AMX is used; below, VNNI is as fast.
@@ -195,9 +194,12 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
         Matrix::Dense(_) => 0,
     };
     let total: usize = layer.parts.iter().map(tiles).sum();
-    let each = (total / (cpu.threads() * TASKS)).max(1);
-    cpu.run(total.div_ceil(each), &|task| {
-        let mut rest = task * each..((task + 1) * each).min(total);
+    let shares = Shares {
+        total,
+        threads: cpu.threads(),
+    };
+    cpu.run(shares.count(), &|task| {
+        let mut rest = shares.share(task);
         for part in &layer.parts {
             let count = tiles(part);
             if let Matrix::Packed(matrix) = &part.matrix {
@@ -222,6 +224,47 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
                 // SAFETY: row < m, the output is the layer's, and no other task writes it.
                 unsafe { out.put(row, output, sum) };
             });
+        }
+    }
+}
+
+/// Tiles shared out among threads in rounds: in each, every thread's share is half of an even one of
+/// what is left. So memory is read in long runs at first, and the last shares are small enough to
+/// even out.
+struct Shares {
+    total: usize,
+    threads: usize,
+}
+
+impl Shares {
+    /// The size of a share when `start` tiles were given out.
+    fn size(&self, start: usize) -> usize {
+        ((self.total - start) / (2 * self.threads)).max(1)
+    }
+
+    /// The number of shares.
+    fn count(&self) -> usize {
+        let (mut start, mut count) = (0, 0);
+        while start < self.total {
+            let size = self.size(start);
+            let round = self.threads.min((self.total - start).div_ceil(size));
+            start += round * size;
+            count += round;
+        }
+        count
+    }
+
+    /// The tiles of a share.
+    fn share(&self, mut share: usize) -> Range<usize> {
+        let mut start = 0;
+        loop {
+            let size = self.size(start);
+            if share < self.threads {
+                start += share * size;
+                return start..(start + size).min(self.total);
+            }
+            share -= self.threads;
+            start += self.threads * size;
         }
     }
 }
@@ -367,7 +410,7 @@ fn packed_tile(
     isa: Isa,
     matrix: &PackedMatrix,
     tile: usize,
-    blocks: std::ops::Range<usize>,
+    blocks: Range<usize>,
     input: &Slab<'_>,
     sums: &mut [f32],
 ) {

@@ -319,6 +319,25 @@ fn what_is_not_finite_stays_visible_and_tiny_inputs_are_zero() {
 }
 
 #[test]
+fn shares_cover_every_tile_once() {
+    for threads in [1, 2, 3, 5, 16, 64] {
+        for total in [0, 1, 2, 3, 9, 14, 76, 192, 2374] {
+            let shares = Shares { total, threads };
+            let mut next = 0;
+            for share in 0..shares.count() {
+                let tiles = shares.share(share);
+                assert!(
+                    tiles.start == next && tiles.end > tiles.start,
+                    "{total} {threads} {share}"
+                );
+                next = tiles.end;
+            }
+            assert_eq!(next, total);
+        }
+    }
+}
+
+#[test]
 fn wrong_layers_are_refused() {
     let dense = |n, k| Matrix::from(random_dense(DenseKind::F32, n, k, 0));
     let error = |parts, bias| Linear::new(parts, bias).err().unwrap().to_string();
