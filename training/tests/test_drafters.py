@@ -121,6 +121,8 @@ def test_drafter_and_weaver_train_export_and_evaluate(toy: Path, texts: Path, tm
     assert loaded.config == WeaverConfig(d_model=64, d_embed=64, d_rank=64, num_layers=1, num_heads=2, mlp_dim=64, K=7, candidate_pool_size=16)
     names = set(torch.load(tmp_path / "w" / "weaver" / "weaver.pth", weights_only=True)["state_dict"])
     assert {"embed_norm.bias", "token_in.weight", "proposal_in.bias", "blocks.0.qkv_proj.weight", "blocks.0.gate_up_proj.bias", "lm_head_query_in.weight", "out_norm.weight"} <= names
+    assert set(load_file(tmp_path / "w" / "weaver" / "model.safetensors")) == names
+    assert json.loads((tmp_path / "w" / "weaver" / "config.json").read_text())["d_rank"] == 64
     assert "blocks.0.qkv_proj.bias" not in names and "lm_head_query_in.bias" not in names
     results = evaluate.run(evaluate.EvalOptions(target=toy, texts=texts, drafter=folder, weaver=tmp_path / "w" / "weaver", out=tmp_path, budgets=(4, 8), per_category=3, group=8))
     by = {(r["category"], r["temperature"], r["method"]): r["tokens_per_pass"] for r in results}

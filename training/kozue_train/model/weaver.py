@@ -126,12 +126,12 @@ class Weaver(nn.Module):
 
 
 def save_weaver(model: Weaver, folder: Path) -> None:
-    """weaver.pth ({config, state_dict}), and the same as weaver.safetensors with weaver.json."""
+    """weaver.pth ({config, state_dict}), and the same as model.safetensors with config.json for the engine."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: p.detach().to(torch.bfloat16).cpu().contiguous() for n, p in model.named_parameters()}
     torch.save({"config": asdict(model.config), "state_dict": state}, folder / "weaver.pth")
-    save_file(state, folder / "weaver.safetensors", metadata={"config": json.dumps(asdict(model.config))})
-    (folder / "weaver.json").write_text(json.dumps(asdict(model.config), indent=2) + "\n")
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(asdict(model.config), indent=2) + "\n")
 
 
 def load_weaver(folder: Path) -> Weaver:
