@@ -33,6 +33,27 @@ KIND_WORDS = {
 }
 
 
+SYNONYMS = {
+    "largest": ["biggest", "greatest", "highest", "maximum"], "smallest": ["lowest", "minimum", "least"], "in a list": ["in a list", "of a list", "in an array", "in a given list"], "in a string": ["of a string", "in a text", "in a given string"],
+    "compute": ["calculate", "work out", "determine"], "return": ["give back", "produce", "output", "find", "get"], "check whether": ["check if", "test whether", "determine if", "tell whether", "see if", "find out if"], "elements": ["items", "entries", "values"],
+    "a number": ["an integer", "a given number", "a value"], "a string": ["a text", "a given string", "a piece of text"], "a list of": ["the list of", "a list with"], "number of": ["count of", "amount of"], "a dictionary": ["a dict", "a given dictionary", "a mapping"],
+    "a sentence": ["a text", "a phrase", "a given sentence"], "replace every": ["replace each", "substitute every", "swap every"], "remove the": ["delete the", "drop the", "strip the", "take out the"], "a matrix": ["a 2D list", "a list of lists", "a grid"],
+    "average": ["mean"], "characters": ["chars", "letters"], "or None if there is none": ["or None if none exists", "or None when there is none"], "convert": ["turn", "change", "transform"], "contains": ["has", "includes"], "sum of": ["total of"],
+}
+
+
+def paraphrase(r: random.Random, text: str) -> str:
+    """Some words of a description replaced by others of the same meaning."""
+    for word, others in SYNONYMS.items():
+        if word in text and r.random() < 0.22:
+            other = r.choice(others)
+            if word == "convert" and (" to " not in text or other in ("turn", "change", "transform")):
+                text = re.sub(r"\bconvert\b(.*?)\bto\b", rf"{other}\1into", text, count=1)
+                continue
+            text = re.sub(rf"(?<![\w-]){re.escape(word)}(?![\w-])", other, text, count=1)
+    return text
+
+
 def third_person(do: str) -> str:
     """"return the sum" -> "returns the sum" (first word only)."""
     head, _, rest = do.partition(" ")
@@ -124,7 +145,8 @@ def fence(code: str) -> str:
 
 def write_chat(rng: random.Random, task: Task) -> Chat:
     """Question for a function and the function as the answer."""
-    do = rng.choice(task.descriptions)
+    plain = rng.choice(task.descriptions)
+    do = paraphrase(rng, plain) if rng.random() < 0.6 else plain
     does = third_person(do)
     code = rng.choice(task.codes)
     name, names, source = restyle(rng, task, code)
@@ -139,6 +161,7 @@ def write_chat(rng: random.Random, task: Task) -> Chat:
     elif style < 0.85:
         question = rng.choice(NAMED).format(name=name, args=", ".join(names), arglist=arglist, do=do, does=does)
     else:
+        do = plain  # the answer repeats the docstring
         stub = annotate(rng, task, f"def {name}({', '.join(names)}):\n", names, do, types, True).rstrip()
         question = rng.choice(["Complete this function:", "Complete the following Python function.", "Finish the function:", "Fill in the body of this function."]) + f"\n\n{fence(stub)}"
         doc = True
@@ -146,7 +169,7 @@ def write_chat(rng: random.Random, task: Task) -> Chat:
         args, value = rng.choice(task.examples)
         question += rng.choice([" For example, `{c}` should return `{v}`.", " Example: {c} -> {v}", "\n\nExample:\n{c} == {v}", " `{c}` must give `{v}`."]).format(c=show_call(name, args), v=repr(value))
     final = annotate(rng, task, source, names, do, types, doc)
-    answer = rng.choice(INTROS).format(does=does) + fence(final)
+    answer = rng.choice(INTROS).format(does=third_person(do)) + fence(final)
     outro = rng.choice(OUTROS)
     if outro and ("{call}" not in outro or task.examples):
         args, value = rng.choice(task.examples) if task.examples else ((), None)
