@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::OnceLock;
 
 use kozue_kernels::{Matrix, PackedMatrix, PackedSpec, Rotation, ZeroKind};
 use serde::{Deserialize, Serialize};
@@ -13,6 +14,7 @@ use crate::description::Description;
 use crate::error::Error;
 use crate::fields::Fields;
 use crate::hugging_face::describe;
+use crate::resident;
 use crate::safetensors::Dtype;
 use crate::shards::Shards;
 use crate::source::{Source, TensorInfo};
@@ -96,6 +98,8 @@ pub(crate) struct Kozue {
     description: Description,
     shards: Shards,
     packed: BTreeMap<String, PackedMatrix>,
+    /// Made when the first matrix is asked for.
+    copies: OnceLock<Option<BTreeMap<String, PackedMatrix>>>,
 }
 
 impl Kozue {
@@ -124,7 +128,20 @@ impl Kozue {
             description: describe(dir, config)?,
             shards,
             packed,
+            copies: OnceLock::new(),
         })
+    }
+
+    /// The packed matrices for a model that runs: in huge pages where they can be had.
+    fn running(&self) -> &BTreeMap<String, PackedMatrix> {
+        let copies = self.copies.get_or_init(|| {
+            let copies = resident::copies(&self.packed)?;
+            self.packed
+                .keys()
+                .for_each(|name| self.shards.release(name));
+            Some(copies)
+        });
+        copies.as_ref().unwrap_or(&self.packed)
     }
 }
 
@@ -239,7 +256,7 @@ impl Source for Kozue {
     }
 
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
-        match find_packed(&self.packed, &self.shards, name, n, k)? {
+        match find_packed(self.running(), &self.shards, name, n, k)? {
             Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
             None => self.shards.matrix(name, n, k),
         }

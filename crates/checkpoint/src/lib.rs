@@ -19,6 +19,7 @@ mod layout;
 mod mapping;
 mod quantize;
 mod reads;
+mod resident;
 mod safetensors;
 mod shards;
 mod source;
