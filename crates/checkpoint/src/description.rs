@@ -95,9 +95,10 @@ impl RopeConfig {
         match &self.scaling {
             RopeScaling::None => plain.collect(),
             RopeScaling::Linear { factor } => plain.map(|f| f / factor).collect(),
-            RopeScaling::Factors(factors) => {
-                plain.zip(factors).map(|(f, &factor)| f / f64::from(factor)).collect()
-            }
+            RopeScaling::Factors(factors) => plain
+                .zip(factors)
+                .map(|(f, &factor)| f / f64::from(factor))
+                .collect(),
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,

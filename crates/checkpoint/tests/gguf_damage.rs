@@ -101,10 +101,7 @@ fn headers() {
 fn lengths() {
     let (whole, start) = llama().bytes();
     for length in [10, 30, 1000, start - 40] {
-        bytes_say(
-            |bytes| bytes.truncate(length),
-            "cut short or damaged",
-        );
+        bytes_say(|bytes| bytes.truncate(length), "cut short or damaged");
     }
     for length in [start, start + 100, whole.len() - 32] {
         let expected = "beyond the end of the file";
