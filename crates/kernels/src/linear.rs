@@ -40,6 +40,9 @@ const TILES: usize = 4;
 /// From this number of rows on, AMX is used; below, VNNI is as fast.
 #[cfg(target_arch = "x86_64")]
 const AMX_ROWS: usize = 5;
+/// A smaller group has too few products for each float step to gain from AMX.
+#[cfg(target_arch = "x86_64")]
+const AMX_GROUP: usize = 64;
 
 /// A linear layer.
 #[derive(Clone)]
@@ -415,12 +418,16 @@ fn packed_tile(
     sums: &mut [f32],
 ) {
     match isa {
-        // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the callers'
-        // sums have room for a whole slab.
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx if input.m >= AMX_ROWS && blocks.len() == TILE / BLOCK => unsafe {
-            amx::tile(matrix, tile, input, sums)
-        },
+        Isa::Amx
+            if input.m >= AMX_ROWS
+                && matrix.spec().group >= AMX_GROUP
+                && blocks.len() == TILE / BLOCK =>
+        {
+            // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the callers'
+            // sums have room for a whole slab.
+            unsafe { amx::tile(matrix, tile, input, sums) }
+        }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Amx | Isa::Avx512Vnni => unsafe { vnni::tile(matrix, tile, blocks, input, sums) },

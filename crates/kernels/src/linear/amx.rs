@@ -24,6 +24,8 @@ use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 
 /// Blocks of outputs of a tile: a product register each.
 const BLOCKS: usize = TILE / BLOCK;
+/// Inputs of a product.
+const DEPTH: usize = 64;
 /// Bytes of a tile register.
 const REGISTER: usize = 1024;
 /// Groups by which codes are fetched ahead.
@@ -54,8 +56,8 @@ struct Config {
 }
 
 impl Config {
-    /// For `rows` rows of inputs and `depth` inputs a step.
-    fn new(rows: usize, depth: usize) -> Self {
+    /// For `rows` rows of inputs.
+    fn new(rows: usize) -> Self {
         let mut config = Config {
             palette: 1,
             start_row: 0,
@@ -65,9 +67,8 @@ impl Config {
         };
         for register in 0..8 {
             (config.row_bytes[register], config.rows[register]) = match register {
-                0..=3 => (64, rows as u8),
-                4 | 5 => (depth as u16, rows as u8),
-                _ => (64, (depth / 4) as u8),
+                0..=5 => (64, rows as u8),
+                _ => (64, 16),
             };
         }
         config
@@ -125,7 +126,7 @@ macro_rules! store {
     };
 }
 
-/// See `portable::tile`; all four blocks of the tile.
+/// See `portable::tile`; all four blocks of a tile whose group is 64 or 128.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, and the process may use them; `input` has room
@@ -182,11 +183,10 @@ unsafe fn of<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS:
     // SAFETY: as the caller promises; the matrix holds the tile, and the buffers' fields are places
     // only.
     unsafe {
-        let _registers = Registers::configure(&Config::new(ROWS, spec.group.min(64)));
+        let _registers = Registers::configure(&Config::new(ROWS));
         let work = Work::<BITS, ZERO, PER_GROUP, ROWS> {
             at: matrix.bytes()[spec.tile_offset(tile, 0)..].as_ptr(),
             groups: spec.groups(),
-            depth: spec.group.min(64),
             tile_bytes: spec.tile_bytes(),
             head_bytes: spec.head_bytes(),
             block_bytes: spec.block_bytes(),
@@ -206,8 +206,6 @@ struct Work<'a, const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const RO
     /// The first group's tile.
     at: *const u8,
     groups: usize,
-    /// Inputs of a product.
-    depth: usize,
     tile_bytes: usize,
     head_bytes: usize,
     block_bytes: usize,
@@ -347,12 +345,10 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
             }
             let lines = tile.add(codes);
             let out = self.weights_of(group, block);
-            // A product takes depth / 4 lines of 8-bit codes.
-            let lines_of = |product: usize| product * self.depth / 4 * 64;
             if BITS == 8 {
                 for product in 0..PER_GROUP {
-                    let (lines, out) = (lines.add(lines_of(product)), out.add(product * REGISTER));
-                    for line in 0..self.depth / 4 {
+                    let (lines, out) = (lines.add(product * REGISTER), out.add(product * REGISTER));
+                    for line in 0..DEPTH / 4 {
                         let codes = _mm512_loadu_si512(lines.add(line * 64).cast());
                         let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
                         _mm512_store_si512(out.add(line * 64).cast(), signed);
@@ -368,10 +364,10 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
             );
             for product in 0..PER_GROUP {
                 let (lines, out) = (
-                    lines.add(lines_of(product) / 2),
+                    lines.add(product * REGISTER / 2),
                     out.add(product * REGISTER),
                 );
-                for line in 0..self.depth / 8 {
+                for line in 0..DEPTH / 8 {
                     let (even, odd) = halves(_mm512_loadu_si512(lines.add(line * 64).cast()));
                     let out = out.add(line * 128);
                     _mm512_store_si512(out.cast(), _mm512_sub_epi8(even, zeros));
@@ -394,7 +390,7 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
         // SAFETY: as the caller promises.
         unsafe {
             let inputs = |unit: Unit, product: usize| {
-                let at = (unit.group * PER_GROUP + product) * self.depth;
+                let at = (unit.group * PER_GROUP + product) * DEPTH;
                 let at = self.input.at(unit.row_block * ROWS, at);
                 self.input.codes.as_ptr().wrapping_add(at)
             };
@@ -500,7 +496,7 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
 /// # Safety
 /// The machine has AMX and the process may use it.
 pub(crate) unsafe fn peak(macs: usize) {
-    let mut config = Config::new(16, 64);
+    let mut config = Config::new(16);
     for register in 2..8 {
         (config.row_bytes[register], config.rows[register]) = (64, 16);
     }

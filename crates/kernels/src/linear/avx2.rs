@@ -11,6 +11,8 @@ use std::ops::Range;
 use super::input::Slab;
 use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 
+/// Bytes by which codes are fetched ahead.
+const AHEAD: usize = 4096;
 /// Rows computed together.
 const ROWS: usize = 4;
 
@@ -60,13 +62,19 @@ unsafe fn rows<const BITS: u8, const N: usize>(
     let halves = blocks.start * 2..blocks.end * 2;
     let mut acc = [[_mm256_setzero_ps(); N]; 2 * TILE / BLOCK];
     for g in 0..spec.groups() {
-        // SAFETY: the matrix holds every tile, the input every row and group.
+        // SAFETY: the matrix holds every tile, the input every row and group; prefetches may go
+        // anywhere.
         unsafe {
             let at = bytes.as_ptr().add(g * spec.tile_bytes());
             let codes = input.codes.as_ptr().add(input.at(row, g * spec.group));
             let index = g * input.rows + row;
             let scales: [f32; N] = *input.scales.as_ptr().add(index).cast();
             let totals: [i32; N] = *input.sums.as_ptr().add(index).cast();
+            let mut line = 0;
+            while row == 0 && line < spec.tile_bytes() {
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + line).cast());
+                line += 64;
+            }
             for half in halves.clone() {
                 let lines =
                     at.add(spec.head_bytes() + half / 2 * spec.block_bytes() + half % 2 * 32);

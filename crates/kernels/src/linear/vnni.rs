@@ -388,6 +388,12 @@ impl Step<'_> {
             let scales: [f32; 4] = *input.scales.as_ptr().add(index).cast();
             let totals: [i32; 4] = *input.sums.as_ptr().add(index).cast();
             let mut d = [[_mm512_setzero_si512(); BLOCKS]; 4];
+            for b in 0..BLOCKS {
+                let head = Head::load::<MIN>(self.at, first + b, self.zeros);
+                for (d, total) in d.iter_mut().zip(totals) {
+                    d[b] = head.correction(total);
+                }
+            }
             for part in 0..PARTS {
                 let codes = codes.add((part / 2) * rows * 64 + part % 2 * 32);
                 let lines = self.packed.add(first * BLOCK * group + part * BLOCK * 32);
@@ -411,8 +417,7 @@ impl Step<'_> {
                     let acc = sums
                         .as_mut_ptr()
                         .add((row + r) * TILE + (first + b) * BLOCK);
-                    let exact = _mm512_add_epi32(d[b], head.correction(totals[r]));
-                    let sum = head.add::<MIN>(_mm512_loadu_ps(acc), exact, scales[r], totals[r]);
+                    let sum = head.add::<MIN>(_mm512_loadu_ps(acc), d[b], scales[r], totals[r]);
                     _mm512_storeu_ps(acc, sum);
                 }
             }
