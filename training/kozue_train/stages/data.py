@@ -145,7 +145,7 @@ def _encode_job(texts: list[str]) -> np.ndarray:
 
 
 def _write_set(options: DataOptions, log: JsonLog, name: str, arrays: Iterator[np.ndarray]) -> None:
-    """Streams arrays into shards; the first 1% (at most 300k tokens) of a set becomes its validation shard."""
+    """Streams arrays into shards; up to 300k tokens of its start become its validation shard."""
     folder = options.out / "shards"
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / f"{name}.json"
@@ -158,10 +158,11 @@ def _write_set(options: DataOptions, log: JsonLog, name: str, arrays: Iterator[n
 
     for a in arrays:
         if index == 0 and not held:
-            cut = int(np.flatnonzero(a == 0)[-1]) + 1
-            write_shard(folder / f"{name}.val.xz", a[:cut][:300_000])
-            held = min(cut, 300_000)
-            continue
+            # Whole texts, at most half of what there is: a small set must leave some to train on.
+            ends = np.flatnonzero(a == 0) + 1
+            held = int(ends[max(np.searchsorted(ends, min(300_000, len(a) // 2), side="right") - 1, 0)])
+            write_shard(folder / f"{name}.val.xz", a[:held])
+            a = a[held:]
         buffer.append(a)
         if sum(map(len, buffer)) >= options.shard_tokens:
             total, index, size = total + sum(map(len, buffer)), index + 1, size + store(index, buffer)
@@ -258,7 +259,8 @@ def run(options: DataOptions) -> None:
         for kind in ("prose", "code"):
             if not (out / "shards" / f"{kind}.json").exists():
                 texts = [d.text for d in docs if d.kind == kind]
-                _write_set(options, log, kind, workers.imap(_encode_job, [texts[i : i + 100] for i in range(0, len(texts), 100)]))
+                step = max(1, min(100, len(texts) // 4))  # the first batch becomes the validation shard
+                _write_set(options, log, kind, workers.imap(_encode_job, [texts[i : i + step] for i in range(0, len(texts), step)]))
         for name, count in (("tasks", options.tasks), ("maths", options.maths), ("talk", options.talk), ("exercises", 4 * len(listed))):
             if count and not (out / "shards" / f"{name}.json").exists():
                 jobs = [(name, i, min(SAMPLES_PER_JOB, count)) for i in range(max(2, -(-count // SAMPLES_PER_JOB)))]
