@@ -2,9 +2,11 @@
 
 use crate::chat::ChatTemplate;
 use crate::error::Error;
+use crate::memory::release_unused;
 use crate::session::Session;
 use crate::target::LanguageModel;
 use crate::tokenizer::{Control, Tokenizer};
+use kozue_checkpoint::description::TokenizerSource;
 use kozue_checkpoint::{Checkpoint, Description};
 use kozue_kernels::{Cpu, KvType};
 use kozue_model::{Model, State};
@@ -57,7 +59,9 @@ impl LanguageModel for CpuModel {
 
 /// A checkpoint with all that answering needs.
 pub struct Loaded {
-    checkpoint: Checkpoint,
+    description: Description,
+    notes: Vec<String>,
+    bytes_per_pass: u64,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// The weights.
@@ -77,46 +81,48 @@ impl Loaded {
         let tokenizer = tokenizer
             .unwrap_or_else(|_| Err(Error::Tokenizer("its parser gave up".to_string())))?;
         let model = model.map_err(|error| Error::Model(error.to_string()))?;
+        let mut description = checkpoint.description().clone();
+        // Several megabytes that have been read.
+        description.tokenizer = TokenizerSource::Json(String::new());
+        let notes = checkpoint.source_note();
+        let bytes_per_pass = bytes_per_pass(&checkpoint);
+        drop(checkpoint);
+        release_unused();
+        let model = CpuModel { cpu, model };
         Ok(Loaded {
-            checkpoint,
+            description,
+            notes,
+            bytes_per_pass,
             tokenizer,
-            model: CpuModel { cpu, model },
+            model,
         })
     }
 
-    /// What the checkpoint says of itself.
+    /// What the checkpoint says of itself, without the tokenizer's text.
     pub fn description(&self) -> &Description {
-        self.checkpoint.description()
+        &self.description
     }
 
     /// What was done to the weights at load, one line each.
-    pub fn notes(&self) -> Vec<String> {
-        self.checkpoint.source_note()
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
-    /// Stored bytes of the weights that a forward pass reads: all tensors in use, but of an
-    /// embedding table that is not the head too only single rows.
+    /// Stored bytes of the weights that a forward pass reads.
     pub fn bytes_per_pass(&self) -> u64 {
-        let tied = self.description().config.tied;
-        let read = |name: &str| tied || name != "model.embed_tokens.weight";
-        let tensors = self.checkpoint.tensors();
-        tensors
-            .iter()
-            .filter(|tensor| !tensor.aside && read(&tensor.name))
-            .map(|t| t.bytes)
-            .sum()
+        self.bytes_per_pass
     }
 
     /// The chat template. Errors: there is none, or it does not parse.
     pub fn chat_template(&self) -> Result<ChatTemplate, Error> {
-        ChatTemplate::new(self.description(), &self.tokenizer)
+        ChatTemplate::new(&self.description, &self.tokenizer)
     }
 
     /// The tokens of text that is continued as it is: the model's first token before it, where
     /// the model wants one.
     pub fn raw_prompt(&self, text: &str) -> Result<Vec<u32>, Error> {
         let mut tokens = self.tokenizer.encode(text, Control::Recognised)?;
-        if let Some(bos) = self.description().generation.bos
+        if let Some(bos) = self.description.generation.bos
             && tokens.first() != Some(&bos)
         {
             tokens.insert(0, bos);
@@ -131,8 +137,20 @@ impl Loaded {
         Session::new(
             &self.model,
             &self.tokenizer,
-            &self.description().generation.eos,
+            &self.description.generation.eos,
             context,
         )
     }
+}
+
+/// All tensors in use, but of an embedding table that is not the head too only single rows.
+fn bytes_per_pass(checkpoint: &Checkpoint) -> u64 {
+    let tied = checkpoint.description().config.tied;
+    let read = |name: &str| tied || name != "model.embed_tokens.weight";
+    let tensors = checkpoint.tensors();
+    tensors
+        .iter()
+        .filter(|tensor| !tensor.aside && read(&tensor.name))
+        .map(|t| t.bytes)
+        .sum()
 }
