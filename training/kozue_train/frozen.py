@@ -61,7 +61,7 @@ class HfTarget:
     def __init__(self, folder: Path, device: torch.device, dtype: torch.dtype) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval().requires_grad_(False)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
         self.layers, self.hidden_size = self.model.config.num_hidden_layers, self.model.config.hidden_size
         self.embedding = self.model.get_input_embeddings().weight.detach()
         self.head = self.model.get_output_embeddings().weight.detach()

@@ -65,7 +65,7 @@ class Optimizer:
         names = [(n, p) for n, p in self.matrices if p.grad is not None]
         if not names:
             return
-        grads = [p.grad for _, p in names]
+        grads = [p.grad for _, p in names if p.grad is not None]
         moments = [self.state[n + "/m"] for n, _ in names]
         torch._foreach_lerp_(moments, grads, 1 - self.momentum)
         mixed = torch._foreach_lerp(grads, moments, self.momentum)
@@ -86,8 +86,8 @@ class Optimizer:
         names = [(n, p) for n, p in self.others if p.grad is not None]
         if not names:
             return
-        params = [p for _, p in names]
-        grads = [p.grad for p in params]
+        params: list[Tensor] = [p for _, p in names]
+        grads = [p.grad for p in params if p.grad is not None]
         m = [self.state[n + "/m"] for n, _ in names]
         v = [self.state[n + "/v"] for n, _ in names]
         b1, b2 = self.betas

@@ -9,10 +9,11 @@ group, scale = max|x| / 127. docs/checkpoint.md describes the same from the engi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn

@@ -7,10 +7,9 @@ The budget counts the root, as the rows of the verify pass do.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
-import torch
 from torch import Tensor
 
 

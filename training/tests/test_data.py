@@ -7,17 +7,23 @@ import random
 from pathlib import Path
 
 import pytest
+from conftest import CODE
 from tokenizers import Tokenizer
 
 from kozue_train.data import corpus, heldout
 from kozue_train.data.chat import SPECIAL, Chat
 from kozue_train.data.functions import exercises
-from kozue_train.data.instruct import edit_chat, repair_chat, third_person, two_step_chat, write_chat
+from kozue_train.data.instruct import (
+    edit_chat,
+    repair_chat,
+    third_person,
+    two_step_chat,
+    write_chat,
+)
 from kozue_train.data.maths import add_steps, maths_chat, multiply_steps
 from kozue_train.data.shards import read_shard
 from kozue_train.data.talk import talk_chat
 from kozue_train.data.tasks import Task, find_examples, load_families, parse_families
-from conftest import CODE
 
 
 @pytest.mark.parametrize(("licence", "ok"), [

@@ -5,13 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from test_target import TINY
 
 from kozue_train.checkpoint import load_hf, save_hf
 from kozue_train.model.dflash import DFlash, DFlashConfig
 from kozue_train.model.qwen3_5 import Target
-from kozue_train.quantise import Format, Rounded, coded, fit, hadamard, is_packed, rotate, rotate_back, round_inputs, rounded_inputs, signs
+from kozue_train.quantise import (
+    Format,
+    Rounded,
+    coded,
+    fit,
+    hadamard,
+    is_packed,
+    rotate,
+    rotate_back,
+    round_inputs,
+    rounded_inputs,
+    signs,
+)
 from kozue_train.stages import distill
-from test_target import TINY
 
 
 def test_rotation_is_orthonormal_and_signs_are_fixed() -> None:

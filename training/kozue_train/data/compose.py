@@ -163,7 +163,7 @@ def tidy(body: str) -> str:
     return "\n".join(lines)
 
 
-STOP = {"the", "of", "a", "an", "in", "and", "that", "are", "is", "to", "at", "as", "by", "its", "it", "one", "ones", "those", "there", "if", "each", "with", "with", "from", "true", "return", "class", "for", "or", "not", "than"}
+STOP = {"the", "of", "a", "an", "in", "and", "that", "are", "is", "to", "at", "as", "by", "its", "it", "one", "ones", "those", "there", "if", "each", "with", "from", "true", "return", "class", "for", "or", "not", "than"}
 
 
 def wrap(expr: str) -> str:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PERMISSIVE = re.compile(
-    r"\b(mit(-cmu)?|expat|bsd|apache|isc|psf|python software foundation|unlicense|cc0|zlib|0bsd|hpnd|biopython)\b", re.I
+    r"\b(mit(-cmu)?|expat|bsd|apache|isc|psf|python software foundation|unlicense|cc0|zlib|0bsd|hpnd|biopython)\b", re.IGNORECASE
 )
-FORBIDDEN = re.compile(r"\b(gpl|lgpl|agpl|gnu|mpl|mozilla|proprietary|cc-by-nc|noncommercial|eupl)\b", re.I)
+FORBIDDEN = re.compile(r"\b(gpl|lgpl|agpl|gnu|mpl|mozilla|proprietary|cc-by-nc|noncommercial|eupl)\b", re.IGNORECASE)
 
 
 @dataclass

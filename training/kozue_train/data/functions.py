@@ -68,7 +68,7 @@ def summary_of(doc: str) -> str | None:
     first = re.sub(r"\s+", " ", first)
     sentence = re.split(r"(?<=[a-z)`'\"])\.(\s|$)", first)[0].strip()
     sentence = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", sentence).replace("``", "`").rstrip(".: ")
-    if not 20 <= len(sentence) <= 220 or sentence.count(" ") < 3 or re.search(r"[:\\@]\w|>>>|https?:|deprecated", sentence, re.I):
+    if not 20 <= len(sentence) <= 220 or sentence.count(" ") < 3 or re.search(r"[:\\@]\w|>>>|https?:|deprecated", sentence, re.IGNORECASE):
         return None
     return sentence
 

@@ -52,17 +52,17 @@ def number_conditions() -> list[Condition]:
         out.append(Condition(f"numbers less than {k}", f"number less than {k}", f"less than {k}", f"less_than_{k}", f"{{v}} < {k}"))
     for a, b in ((1, 10), (0, 100), (10, 20), (5, 15)):
         out.append(Condition(f"numbers between {a} and {b}", f"number between {a} and {b}", f"between {a} and {b}", f"between_{a}_and_{b}", f"{a} <= {{v}} <= {b}"))
-    for d in (0, 3, 5, 7):
-        out.append(Condition(f"numbers that end in {d}", f"number that ends in {d}", f"a number ending in {d}", f"ending_in_{d}", f"abs({{v}}) % 10 == {d}"))
+    for digit in (0, 3, 5, 7):
+        out.append(Condition(f"numbers that end in {digit}", f"number that ends in {digit}", f"a number ending in {digit}", f"ending_in_{digit}", f"abs({{v}}) % 10 == {digit}"))
     both = [("even", "greater than 10", "{v} % 2 == 0 and {v} > 10"), ("odd", "positive", "{v} % 2 == 1 and {v} > 0"), ("even", "negative", "{v} % 2 == 0 and {v} < 0"),
             ("divisible by 3", "even", "{v} % 3 == 0 and {v} % 2 == 0"), ("odd", "less than 10", "{v} % 2 == 1 and {v} < 10"), ("positive", "divisible by 5", "{v} > 0 and {v} % 5 == 0")]
-    for a, b, e in both:
-        n = f"{a}_and_{b}".replace(" ", "_")
-        out.append(Condition(f"numbers that are both {a} and {b}", f"number that is both {a} and {b}", f"both {a} and {b}", n, e))
+    for x, y, e in both:
+        n = f"{x}_and_{y}".replace(" ", "_")
+        out.append(Condition(f"numbers that are both {x} and {y}", f"number that is both {x} and {y}", f"both {x} and {y}", n, e))
     either = [("divisible by 3", "divisible by 5", "{v} % 3 == 0 or {v} % 5 == 0"), ("negative", "even", "{v} < 0 or {v} % 2 == 0"), ("less than 0", "greater than 10", "{v} < 0 or {v} > 10")]
-    for a, b, e in either:
-        n = f"{a}_or_{b}".replace(" ", "_")
-        out.append(Condition(f"numbers that are {a} or {b}", f"number that is {a} or {b}", f"{a} or {b}", n, e))
+    for x, y, e in either:
+        n = f"{x}_or_{y}".replace(" ", "_")
+        out.append(Condition(f"numbers that are {x} or {y}", f"number that is {x} or {y}", f"{x} or {y}", n, e))
     return out
 
 

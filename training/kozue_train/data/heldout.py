@@ -84,7 +84,7 @@ CODE = [
 
 NAMES = re.compile(
     r"^_*(count_?vowels|vowel_?count|(find_?)?second_?(largest|max|highest)|sum_?(of_?)?squares|remove_?vowels|is_?vowel|cube|hours_to_seconds|capitali[sz]e(_?first)?|"
-    r"last_word|circle_area|area_of_circle|rectangle_perimeter|swap_pairs|alternating_sum|count_?(digits|uppercase|true)|last_digit|remove_none|count_char|argmin)$", re.I
+    r"last_word|circle_area|area_of_circle|rectangle_perimeter|swap_pairs|alternating_sum|count_?(digits|uppercase|true)|last_digit|remove_none|count_char|argmin)$", re.IGNORECASE
 )
 
 

@@ -258,7 +258,7 @@ def edit_chat(rng: random.Random, task: Task) -> Chat | None:
 def two_step_chat(rng: random.Random, task: Task) -> Chat:
     """A request, its answer, and a follow-up about the same function."""
     first = write_chat(rng, task)
-    match = re.search(r"```python\n(.*?)\n```", first.turns[0][1], re.S)
+    match = re.search(r"```python\n(.*?)\n```", first.turns[0][1], re.DOTALL)
     assert match is not None
     code = match.group(1)
     name = re.search(r"def (\w+)", code).group(1)  # type: ignore[union-attr]

@@ -9,10 +9,10 @@ from fractions import Fraction
 from kozue_train.data.chat import Chat
 from kozue_train.data.tasks import NAMES
 
-THINGS = "apples oranges books pencils marbles stickers coins cards eggs flowers cookies shells stamps toys balloons candles buttons bottles tickets pens".split()
+THINGS = ["apples", "oranges", "books", "pencils", "marbles", "stickers", "coins", "cards", "eggs", "flowers", "cookies", "shells", "stamps", "toys", "balloons", "candles", "buttons", "bottles", "tickets", "pens"]
 
 
-def _num(x: Fraction | int | float) -> str:
+def _num(x: Fraction | float) -> str:
     f = Fraction(x).limit_denominator(10**6)
     if f.denominator == 1:
         return str(f.numerator)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import itertools
 
-from kozue_train.data.grids import MAPS, Condition, char_conditions, number_conditions, word_conditions
+from kozue_train.data.grids import (
+    MAPS,
+    Condition,
+    char_conditions,
+    number_conditions,
+    word_conditions,
+)
 from kozue_train.data.tasks import Task
 
 UNITS: dict[str, dict[str, float]] = {
@@ -74,12 +80,13 @@ def single_tasks() -> list[Task]:
     out += [_check("char", "a character", ("char", "letter"), c, "char") for c in char_conditions()]
     out += [_check("word", "a word", ("word", "word"), c, "word") for c in word_conditions()]
     for phrase, name, expr in MAPS:
-        out.append(Task(f"single/map/{name}/{expr}", [name, f"number_{name}"], [("n", "posint")], [f"return the {phrase[:-1] if phrase.endswith('s') else phrase} of a number".replace("halve of", "half of")], ["    return " + expr.format(v="n")]))
+        out.append(Task(f"single/map/{name}/{expr}", [name, f"number_{name}"], [("n", "posint")], [f"return the {phrase.removesuffix('s')} of a number".replace("halve of", "half of")], ["    return " + expr.format(v="n")]))
     for family in UNITS.values():
-        for (a, fa), (b, fb) in itertools.permutations(family.items(), 2):
+        for (old_unit, fa), (new_unit, fb) in itertools.permutations(family.items(), 2):
             factor = fa / fb
-            expr = f"{a} * {int(factor)}" if factor >= 1 and factor == int(factor) else (f"{a} / {int(fb / fa)}" if fb / fa == int(fb / fa) else f"{a} * {int(fa)} / {int(fb)}")
-            out.append(Task(f"convert/{a}/{b}", [f"{a}_to_{b}", f"convert_{a}_to_{b}", f"{a}_in_{b}"], [(a, "posint")], [f"convert {a} to {b}", f"return how many {b} a number of {a} is", f"express a number of {a} in {b}", f"return the number of {b} in a number of {a}"], [f"    return {expr}"]))
+            expr = f"{old_unit} * {int(factor)}" if factor >= 1 and factor == int(factor) else (f"{old_unit} / {int(fb / fa)}" if fb / fa == int(fb / fa) else f"{old_unit} * {int(fa)} / {int(fb)}")
+            out.append(Task(f"convert/{old_unit}/{new_unit}", [f"{old_unit}_to_{new_unit}", f"convert_{old_unit}_to_{new_unit}", f"{old_unit}_in_{new_unit}"], [(old_unit, "posint")],
+                            [f"convert {old_unit} to {new_unit}", f"return how many {new_unit} a number of {old_unit} is", f"express a number of {old_unit} in {new_unit}", f"return the number of {new_unit} in a number of {old_unit}"], [f"    return {expr}"]))
     for name, args, expr, what in FORMULAS:
         out.append(Task(f"formula/{name}", [name, f"get_{name}", f"compute_{name}", f"calculate_{name}"], [(a, "posint") for a in args.split(",")], [f"{v} the {what}" for v in ("return", "compute", "calculate", "find")], [f"    return {expr}"]))
     for what, test, _ in KINDS:
@@ -88,8 +95,8 @@ def single_tasks() -> list[Task]:
             out.append(Task(f"mixed/{name}/{what}", [f"{name}_{what.replace(' ', '_')}"], [("items", "mixed_list")], [f"{verb} {what} {tail} a list", f"return a list without its {what}" if name == "remove" else f"return a list of the {what} in a list"],
                             [f"    return [item for item in items if {keep}]", f"    result = []\n    for item in items:\n        if {keep}:\n            result.append(item)\n    return result"]))
         out.append(Task(f"mixed/count/{what}", [f"count_{what.replace(' ', '_')}"], [("items", "mixed_list")], [f"count the {what} in a list", f"return how many {what} a list contains"], [f"    return sum(1 for item in items if {test})", f"    count = 0\n    for item in items:\n        if {test}:\n            count += 1\n    return count"]))
-    for old, new, a, b in itertools.chain(*[[(x, y, p, q), (y, x, q, p)] for x, y, p, q in ((" ", "-", "space", "dash"), (",", ";", "comma", "semicolon"), (".", "!", "dot", "exclamation mark"), ("/", "\\\\", "slash", "backslash"), ("_", "-", "underscore", "dash"), ("a", "e", "letter a", "letter e"), (" ", ".", "space", "dot"), (":", " ", "colon", "space"))]):
-        out.append(Task(f"replace/{a}/{b}", [f"replace_{a.replace(' ', '_')}", f"{a.replace(' ', '_')}_to_{b.replace(' ', '_')}"], [("s", "sentence")], [f"replace every {a} in a string with a {b}", f"replace all occurrences of the {a} in a text by a {b}", f"return a string with each {a} changed to a {b}"],
+    for old, new, left, right in itertools.chain(*[[(x, y, p, q), (y, x, q, p)] for x, y, p, q in ((" ", "-", "space", "dash"), (",", ";", "comma", "semicolon"), (".", "!", "dot", "exclamation mark"), ("/", "\\\\", "slash", "backslash"), ("_", "-", "underscore", "dash"), ("a", "e", "letter a", "letter e"), (" ", ".", "space", "dot"), (":", " ", "colon", "space"))]):
+        out.append(Task(f"replace/{left}/{right}", [f"replace_{left.replace(' ', '_')}", f"{left.replace(' ', '_')}_to_{right.replace(' ', '_')}"], [("s", "sentence")], [f"replace every {left} in a string with a {right}", f"replace all occurrences of the {left} in a text by a {right}", f"return a string with each {left} changed to a {right}"],
                         [f'    return s.replace("{old}", "{new}")', f'    result = ""\n    for char in s:\n        if char == "{old}":\n            result += "{new}"\n        else:\n            result += char\n    return result']))
     for k, word in enumerate(("first", "second", "third", "fourth")):
         out.append(Task(f"nth/word/{word}", [f"{word}_word", f"get_{word}_word"], [("s", "sentence")], [f"return the {word} word of a sentence", f"get the {word} word in a string"], [f"    return s.split()[{k}]"]))

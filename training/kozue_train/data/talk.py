@@ -42,13 +42,13 @@ IDENTITY = [
     (["Are you a human?", "Are you a robot?", "Are you real?"], ["No, I am a language model.", "I am a program: a small language model named Kozue."]),
 ]
 GROUPS = {
-    "fruits": "apples bananas oranges pears grapes cherries plums lemons peaches".split(), "animals": "dogs cats horses cows lions elephants rabbits foxes bears".split(), "colors": "red blue green yellow orange purple black white brown".split(),
-    "vegetables": "carrots potatoes onions tomatoes beans peas cabbages peppers".split(), "countries": list(CAPITALS)[:16], "programming languages": ["Python", "Rust", "C", "Java", "JavaScript", "Go", "Ruby", "Swift"], "planets": "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split(),
-    "musical instruments": "piano guitar violin flute drums trumpet cello harp".split(), "sports": "football tennis swimming running basketball hockey rowing cycling".split(), "tools": "hammer saw screwdriver drill wrench pliers".split(),
+    "fruits": ["apples", "bananas", "oranges", "pears", "grapes", "cherries", "plums", "lemons", "peaches"], "animals": ["dogs", "cats", "horses", "cows", "lions", "elephants", "rabbits", "foxes", "bears"], "colors": ["red", "blue", "green", "yellow", "orange", "purple", "black", "white", "brown"],
+    "vegetables": ["carrots", "potatoes", "onions", "tomatoes", "beans", "peas", "cabbages", "peppers"], "countries": list(CAPITALS)[:16], "programming languages": ["Python", "Rust", "C", "Java", "JavaScript", "Go", "Ruby", "Swift"], "planets": ["Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune"],
+    "musical instruments": ["piano", "guitar", "violin", "flute", "drums", "trumpet", "cello", "harp"], "sports": ["football", "tennis", "swimming", "running", "basketball", "hockey", "rowing", "cycling"], "tools": ["hammer", "saw", "screwdriver", "drill", "wrench", "pliers"],
 }
 CITIES = [*CAPITALS.values(), "Boston", "Chicago", "Lyon", "Hamburg", "Osaka", "Porto"]
-MONTHS = "January February March April May June July August September October November December".split()
-JOBS = "teacher nurse engineer baker pilot painter lawyer farmer student driver doctor cook writer plumber".split()
+MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
+JOBS = ["teacher", "nurse", "engineer", "baker", "pilot", "painter", "lawyer", "farmer", "student", "driver", "doctor", "cook", "writer", "plumber"]
 GOOD = ["I love this {x}.", "The {x} works great and I am very happy.", "What a wonderful {x}!", "The best {x} I have ever had.", "Excellent {x}, I recommend it.", "I am really pleased with the {x}."]
 BAD = ["I hate this {x}.", "The {x} broke after one day.", "What a terrible {x}!", "The worst {x} I have ever had.", "I want my money back, the {x} is awful.", "I am disappointed with the {x}."]
 
@@ -191,7 +191,7 @@ def story(r: random.Random) -> Chat:
         ])
         return Chat([(r.choice([f"Write a short story about a {animal}.", f"Tell me a story about {n1} and a {animal}.", f"Write a very short story that takes place near a {place}."]), body)])
     if kind == "email":
-        day = r.choice("Monday Tuesday Wednesday Thursday Friday".split())
+        day = r.choice(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday"])
         return Chat([(f"Write a short email to {n1} to move our meeting to {day}.", f"Hello {n1},\n\n{r.choice(['could we move our meeting', 'I would like to move our meeting', 'is it possible to move our meeting'])} to {day}? {r.choice(['Please let me know if that works for you.', 'Please tell me if this suits you.'])}\n\n{r.choice(['Best regards', 'Kind regards', 'Many thanks'])}")])
     if kind == "thanks":
         return Chat([(f"Write a thank you note to {n1} for the {thing}.", f"Dear {n1},\n\nthank you very much for the {thing}. {r.choice(['It was very kind of you.', 'I was very happy about it.', 'I use it every day.'])}\n\n{r.choice(['Best wishes', 'Yours', 'Kind regards'])}")])

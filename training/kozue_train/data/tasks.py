@@ -15,13 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-WORDS = (
-    "apple banana cherry river stone cloud garden silver window yellow planet basket candle dragon forest guitar hammer "
-    "island jacket kitten lemon market needle orange pencil rabbit summer ticket violet winter zebra book tree level noon "
-    "cat dog sun moon star rain snow wind fire lake bird fish door lamp road ship song game hill king leaf milk nest open "
-    "paper queen radar school train umbrella voice water xenon yard bread chair dance eagle flute grape horse igloo juice"
-).split()
-NAMES = "Ana Ben Carla David Emma Felix Grace Hugo Iris Jack Kate Leo Mia Noah Olga Paul Quinn Rosa Sam Tina Uma Victor Wendy Yara Zoe".split()
+WORDS = ["apple", "banana", "cherry", "river", "stone", "cloud", "garden", "silver", "window", "yellow", "planet", "basket", "candle", "dragon", "forest", "guitar", "hammer", "island", "jacket", "kitten", "lemon", "market", "needle", "orange", "pencil", "rabbit", "summer", "ticket", "violet", "winter", "zebra", "book", "tree", "level", "noon", "cat", "dog", "sun", "moon", "star", "rain", "snow", "wind", "fire", "lake", "bird", "fish", "door", "lamp", "road", "ship", "song", "game", "hill", "king", "leaf", "milk", "nest", "open", "paper", "queen", "radar", "school", "train", "umbrella", "voice", "water", "xenon", "yard", "bread", "chair", "dance", "eagle", "flute", "grape", "horse", "igloo", "juice"]
+NAMES = ["Ana", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Hugo", "Iris", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul", "Quinn", "Rosa", "Sam", "Tina", "Uma", "Victor", "Wendy", "Yara", "Zoe"]
 
 
 def _ints(r: random.Random, low: int, high: int, n: int) -> list[int]:

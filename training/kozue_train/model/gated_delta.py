@@ -19,7 +19,7 @@ g (log decay), beta [B, H, N, C] in float32; N chunks of C tokens.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor
@@ -163,7 +163,7 @@ class Stages:
     """The functions that make up the layer; a run may swap in faster equals (see `use_fast`)."""
 
     prepare = staticmethod(prepare)
-    scan = staticmethod(scan)
+    scan: Callable[..., tuple[Tensor, Tensor, Tensor]] = staticmethod(scan)
     scan_backward = staticmethod(scan_backward)
     read_out = staticmethod(read_out)
     local_dvn = staticmethod(local_dvn)

@@ -8,7 +8,7 @@ chunked Gated DeltaNet of `gated_delta`. Matrix products run in `dtype` (bfloat1
 from __future__ import annotations
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F

@@ -160,7 +160,7 @@ def _write_set(options: DataOptions, log: JsonLog, name: str, arrays: Iterator[n
         if index == 0 and not held:
             # Whole texts, at most half of what there is: a small set must leave some to train on.
             ends = np.flatnonzero(a == 0) + 1
-            held = int(ends[max(np.searchsorted(ends, min(300_000, len(a) // 2), side="right") - 1, 0)])
+            held = int(ends[max(int(np.searchsorted(ends, min(300_000, len(a) // 2), side="right")) - 1, 0)])
             write_shard(folder / f"{name}.val.xz", a[:held])
             a = a[held:]
         buffer.append(a)

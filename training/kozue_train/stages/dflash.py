@@ -19,7 +19,13 @@ from torch import Tensor
 from kozue_train.checkpoint import load_resume, save_resume
 from kozue_train.frozen import Frozen, load_frozen
 from kozue_train.log import JsonLog
-from kozue_train.model.dflash import DFlash, DFlashConfig, default_taps, load_dflash, save_dflash
+from kozue_train.model.dflash import (
+    DFlash,
+    DFlashConfig,
+    default_taps,
+    load_dflash,
+    save_dflash,
+)
 from kozue_train.optim import Optimizer, schedule
 from kozue_train.quantise import Format, Rounded
 from kozue_train.stages.generate import Texts
@@ -107,7 +113,7 @@ class AnchorBatches:
             place = anchors[b][:, None] + np.arange(self.block)
             valid[b] = place < n
             blocks[b] = row[np.minimum(place, n - 1)]
-        put = lambda a: torch.from_numpy(a).to(self.device, non_blocking=True)  # noqa: E731
+        put = lambda a: torch.from_numpy(a).to(self.device, non_blocking=True)
         return Anchors(put(ids), put(anchors), put(blocks), put(valid))
 
 

@@ -74,7 +74,7 @@ def draft_row(target: Frozen, drafter: DFlash, row: np.ndarray, start: int, temp
             pools.append(pool)
             before = features.hidden[0, some - 1]
             states.append(torch.cat((before[:, None], hidden[:, 1:]), 1))
-    join = lambda parts: torch.cat(parts) if parts else None  # noqa: E731
+    join = lambda parts: torch.cat(parts) if parts else None
     return Drafted(row.tolist(), start, torch.cat(tops), torch.cat(logps), join(pools), join(priors), join(states))
 
 

@@ -93,9 +93,9 @@ def validation(model: Target, val: dict[str, np.ndarray], length: int, rows: int
 
 def run_tests(answer: str, prompt: heldout.Prompt) -> bool:
     """True where the last top-level function of an answer passes the prompt's tests."""
-    match = re.search(r"```(?:python)?\n(.*?)(```|$)", answer, re.S)
+    match = re.search(r"```(?:python)?\n(.*?)(```|$)", answer, re.DOTALL)
     code = match.group(1) if match else answer
-    names = re.findall(r"^def (\w+)", code, re.M)
+    names = re.findall(r"^def (\w+)", code, re.MULTILINE)
     if not names:
         return False
     try:
@@ -113,7 +113,7 @@ def code_score(model: Target, tok: Tokenizer, dtype: torch.dtype, new_tokens: in
     prompts = [tok.encode(prompt_text(p.text)).ids for p in heldout.CODE]
     answers = [tok.decode(a, skip_special_tokens=True) for a in generate(model, prompts, new_tokens, [0.0] * len(prompts), dtype=dtype)]
     rows = [{"prompt": p.text, "answer": a, "pass": run_tests(a, p)} for p, a in zip(heldout.CODE, answers)]
-    return sum(r["pass"] for r in rows) / len(rows), rows
+    return sum(bool(r["pass"]) for r in rows) / len(rows), rows
 
 
 SAMPLES = [

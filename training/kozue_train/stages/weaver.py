@@ -16,7 +16,14 @@ from kozue_train.frozen import Frozen
 from kozue_train.model.dflash import DFlash, load_dflash
 from kozue_train.model.weaver import Weaver, WeaverConfig, load_weaver, save_weaver
 from kozue_train.quantise import Format, Rounded
-from kozue_train.stages.dflash import Anchors, AnchorBatches, DrafterOptions, prepare, row_weights, training_loop
+from kozue_train.stages.dflash import (
+    AnchorBatches,
+    Anchors,
+    DrafterOptions,
+    prepare,
+    row_weights,
+    training_loop,
+)
 from kozue_train.stages.generate import Texts
 
 
