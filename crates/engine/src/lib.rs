@@ -12,6 +12,7 @@ pub mod noise;
 pub mod sampler;
 pub mod sampling;
 pub mod session;
+pub mod speculation;
 pub mod stats;
 pub mod stop;
 pub mod streaming;

@@ -16,8 +16,11 @@ impl RowCosts {
     /// Points may come in any order; rows before the first and after the last are taken to cost
     /// what those cost. Returns `None` without a usable point.
     pub fn new(points: &[(usize, f64)]) -> Option<Self> {
-        let mut points: Vec<_> =
-            points.iter().copied().filter(|&(n, ms)| n > 0 && ms.is_finite() && ms > 0.0).collect();
+        let mut points: Vec<_> = points
+            .iter()
+            .copied()
+            .filter(|&(n, ms)| n > 0 && ms.is_finite() && ms > 0.0)
+            .collect();
         points.sort_by_key(|&(n, _)| n);
         points.dedup_by_key(|&mut (n, _)| n);
         let last = points.last()?.0;
@@ -26,7 +29,11 @@ impl RowCosts {
                 let above = points.iter().position(|&(at, _)| at >= n).unwrap_or(0);
                 let (x1, y1) = points[above];
                 let (x0, y0) = points[above.saturating_sub(1)];
-                if x1 == x0 { y1 } else { y0 + (y1 - y0) * (n - x0) as f64 / (x1 - x0) as f64 }
+                if x1 == x0 {
+                    y1
+                } else {
+                    y0 + (y1 - y0) * (n - x0) as f64 / (x1 - x0) as f64
+                }
             })
             .collect();
         Some(Self { milliseconds })
@@ -53,7 +60,11 @@ impl RowCosts {
         // One stalled pass must not make speculation look dear for a long time.
         let ratio = (milliseconds / self.of(rows)).clamp(0.5, 2.0);
         for (index, cost) in self.milliseconds.iter_mut().enumerate() {
-            let weight = if index + 1 == rows { WEIGHT } else { WEIGHT / 4.0 };
+            let weight = if index + 1 == rows {
+                WEIGHT
+            } else {
+                WEIGHT / 4.0
+            };
             *cost *= 1.0 + weight * (ratio - 1.0);
         }
     }
@@ -102,8 +113,7 @@ mod tests {
         let dear = RowCosts::new(&[(1, 10.0), (8, 80.0)]).unwrap();
         assert_eq!(dear.best_size(chances.into_iter(), 0.0).0, 1);
         // A step after four rows: worth going up to it and not past it.
-        let step =
-            RowCosts::new(&[(1, 10.0), (4, 11.0), (5, 20.0), (8, 21.0)]).unwrap();
+        let step = RowCosts::new(&[(1, 10.0), (4, 11.0), (5, 20.0), (8, 21.0)]).unwrap();
         assert_eq!(step.best_size(chances.into_iter(), 0.0).0, 4);
     }
 

@@ -21,7 +21,46 @@ pub struct Draft {
 impl Draft {
     /// The root alone: plain decoding.
     pub fn root(token: u32) -> Self {
-        Self { tree: Tree::new(token), log_chances: vec![0.0] }
+        Self {
+            tree: Tree::new(token),
+            log_chances: vec![0.0],
+        }
+    }
+
+    /// The best tree of `nodes` nodes when every depth's tokens are independent of each other
+    /// (DDTree, arXiv 2604.12989): `shortlists[d]` holds tokens and natural log-probabilities for
+    /// depth d + 1, likeliest first.
+    pub fn from_marginals(root: u32, shortlists: &[Vec<(u32, f32)>], nodes: usize) -> Draft {
+        let mut draft = Draft::root(root);
+        let mut heap = BinaryHeap::new();
+        let mut offered = 0;
+        let mut offer = |heap: &mut BinaryHeap<_>, draft: &Draft, parent: usize, rank: usize| {
+            let depth = draft.tree.depths()[parent] as usize;
+            if let Some(&(_, edge)) = shortlists.get(depth).and_then(|list| list.get(rank)) {
+                offered += 1;
+                let log_chance = draft.log_chances[parent] + edge.min(0.0);
+                heap.push(Candidate {
+                    log_chance,
+                    offered,
+                    what: (parent, rank),
+                });
+            }
+        };
+        offer(&mut heap, &draft, 0, 0);
+        while draft.len() < nodes {
+            let Some(Candidate {
+                what: (parent, rank),
+                ..
+            }) = heap.pop()
+            else {
+                break;
+            };
+            let (token, edge) = shortlists[draft.tree.depths()[parent] as usize][rank];
+            let node = draft.push(parent, token, edge);
+            offer(&mut heap, &draft, parent, rank + 1);
+            offer(&mut heap, &draft, node, 0);
+        }
+        draft
     }
 
     /// Number of nodes, the root included.
@@ -44,7 +83,10 @@ impl Draft {
     pub(crate) fn push(&mut self, parent: usize, token: u32, edge: f32) -> usize {
         // Rounding may lift a log-probability above zero, which would break the order.
         let log_chance = self.log_chances[parent] + edge.min(0.0);
-        let node = self.tree.push(parent, token).expect("the parent was made by this draft");
+        let node = self
+            .tree
+            .push(parent, token)
+            .expect("the parent was made by this draft");
         self.log_chances.push(log_chance);
         node
     }
@@ -81,32 +123,6 @@ impl<T> Ord for Candidate<T> {
     }
 }
 
-/// The best tree of `nodes` nodes when every depth's tokens are independent of each other
-/// (DDTree, arXiv 2604.12989): `shortlists[d]` holds tokens and log-probabilities for depth d + 1,
-/// likeliest first.
-pub(crate) fn from_marginals(root: u32, shortlists: &[Vec<(u32, f32)>], nodes: usize) -> Draft {
-    let mut draft = Draft::root(root);
-    let mut heap = BinaryHeap::new();
-    let mut offered = 0;
-    let mut offer = |heap: &mut BinaryHeap<_>, draft: &Draft, parent: usize, rank: usize| {
-        let depth = draft.tree.depths()[parent] as usize;
-        if let Some(&(_, edge)) = shortlists.get(depth).and_then(|list| list.get(rank)) {
-            offered += 1;
-            let log_chance = draft.log_chances[parent] + edge.min(0.0);
-            heap.push(Candidate { log_chance, offered, what: (parent, rank) });
-        }
-    };
-    offer(&mut heap, &draft, 0, 0);
-    while draft.len() < nodes {
-        let Some(Candidate { what: (parent, rank), .. }) = heap.pop() else { break };
-        let (token, edge) = shortlists[draft.tree.depths()[parent] as usize][rank];
-        let node = draft.push(parent, token, edge);
-        offer(&mut heap, &draft, parent, rank + 1);
-        offer(&mut heap, &draft, node, 0);
-    }
-    draft
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,10 +131,10 @@ mod tests {
     #[test]
     fn a_sure_first_choice_makes_a_chain_and_doubt_makes_siblings() {
         let sure = vec![vec![(1, -0.01), (2, -5.0)]; 4];
-        let draft = from_marginals(9, &sure, 5);
+        let draft = Draft::from_marginals(9, &sure, 5);
         assert_eq!(draft.tree.parents(), &[-1, 0, 1, 2, 3]);
         let doubt = vec![vec![(1, -1.0), (2, -1.1), (3, -1.2)]; 4];
-        let draft = from_marginals(9, &doubt, 4);
+        let draft = Draft::from_marginals(9, &doubt, 4);
         assert_eq!(draft.tree.parents(), &[-1, 0, 0, 0]);
         assert_eq!(draft.tree.tokens(), &[9, 1, 2, 3]);
     }
@@ -145,7 +161,7 @@ mod tests {
                 all.extend(&level);
             }
             all.sort_by(|a, b| b.total_cmp(a));
-            let draft = from_marginals(0, &shortlists, nodes);
+            let draft = Draft::from_marginals(0, &shortlists, nodes);
             let size = nodes.min(all.len());
             prop_assert_eq!(draft.len(), size);
             let best: f32 = all[..size].iter().map(|l| l.exp()).sum();

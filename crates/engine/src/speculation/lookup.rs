@@ -36,7 +36,10 @@ impl Lookup {
             let end = self.tokens.len();
             for length in SHORTEST..=LONGEST.min(end) {
                 let run = run(&self.tokens[end - length..]);
-                self.places[length - SHORTEST].entry(run).or_default().push(end as u32);
+                self.places[length - SHORTEST]
+                    .entry(run)
+                    .or_default()
+                    .push(end as u32);
             }
         }
     }
@@ -67,9 +70,16 @@ impl Lookup {
         let mut draft = Draft::root(root);
         for length in (SHORTEST..=LONGEST.min(end)).rev() {
             let places = &self.places[length - SHORTEST];
-            let Some(ends) = places.get(&run(&self.tokens[end - length..])) else { continue };
-            let ends: Vec<usize> =
-                ends.iter().rev().map(|&e| e as usize).filter(|&e| e < end).take(PLACES).collect();
+            let Some(ends) = places.get(&run(&self.tokens[end - length..])) else {
+                continue;
+            };
+            let ends: Vec<usize> = ends
+                .iter()
+                .rev()
+                .map(|&e| e as usize)
+                .filter(|&e| e < end)
+                .take(PLACES)
+                .collect();
             if ends.is_empty() {
                 continue;
             }
@@ -89,7 +99,9 @@ impl Lookup {
         let mut offer = |heap: &mut BinaryHeap<_>, log_chance: f32, parent: usize, at: &[usize]| {
             let mut next: Vec<(u32, Vec<usize>)> = Vec::new();
             for &place in at {
-                let Some(&token) = self.tokens.get(place) else { continue };
+                let Some(&token) = self.tokens.get(place) else {
+                    continue;
+                };
                 match next.iter_mut().find(|(seen, _)| *seen == token) {
                     Some((_, places)) => places.push(place + 1),
                     None => next.push((token, vec![place + 1])),
@@ -100,12 +112,20 @@ impl Lookup {
                 offered += 1;
                 let edge = edge + share;
                 let log_chance = log_chance + edge;
-                heap.push(Candidate { log_chance, offered, what: (parent, token, edge, places) });
+                heap.push(Candidate {
+                    log_chance,
+                    offered,
+                    what: (parent, token, edge, places),
+                });
             }
         };
         offer(&mut heap, 0.0, 0, ends);
         while draft.len() < nodes {
-            let Some(Candidate { log_chance, what: (parent, token, edge, places), .. }) = heap.pop()
+            let Some(Candidate {
+                log_chance,
+                what: (parent, token, edge, places),
+                ..
+            }) = heap.pop()
             else {
                 break;
             };
