@@ -38,7 +38,7 @@ fn relative_error(ours: &[f32], reference: &[f32]) -> f64 {
 }
 
 /// Random weights are the hardest case: no structure, and a residual stream in which every layer's
-/// error counts in full. L stays within 2 per cent a layer, 8 at least. A step of 4 bits is 17 times one of 8 bits, so M
+/// error counts in full. L stays within 5 per cent a layer. A step of 4 bits is 17 times one of 8 bits, so M
 /// stays within 24 times what L loses.
 #[test]
 fn logits_stay_close_to_the_floats() {
@@ -59,8 +59,8 @@ fn logits_stay_close_to_the_floats() {
         };
         let l = error(Size::L, 64);
         println!("{name}: L {l:.4}");
-        let bound = 0.02 * float.model.config().layers.len() as f64;
-        assert!((1e-4..bound.max(0.08)).contains(&l), "{name} L: {l}");
+        let bound = 0.05 * float.model.config().layers.len() as f64;
+        assert!((1e-4..bound).contains(&l), "{name} L: {l}");
         for group in [32, 64, 128] {
             let m = error(Size::M, group);
             println!("{name}: M, groups of {group} {m:.4}");
