@@ -134,13 +134,10 @@ impl Kozue {
 
     /// The packed matrices for a model that runs: in huge pages where they can be had.
     fn running(&self) -> &BTreeMap<String, PackedMatrix> {
-        let copies = self.copies.get_or_init(|| {
-            let copies = resident::copies(&self.packed)?;
-            self.packed
-                .keys()
-                .for_each(|name| self.shards.release(name));
-            Some(copies)
-        });
+        let release = |name: &str| self.shards.release(name);
+        let copies = self
+            .copies
+            .get_or_init(|| resident::copies(&self.packed, &release));
         copies.as_ref().unwrap_or(&self.packed)
     }
 }

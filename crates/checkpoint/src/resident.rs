@@ -15,8 +15,12 @@ const LINE: usize = 64;
 const SMALLEST: usize = 4 << 20;
 
 /// The same matrices in memory of their own, or nothing where that memory is not to be had.
+///
+/// `copied` hears of every matrix that the file is not needed for any more, so that its pages do not
+/// stay beside the copy.
 pub(crate) fn copies(
     packed: &BTreeMap<String, PackedMatrix>,
+    copied: &(dyn Fn(&str) + Sync),
 ) -> Option<BTreeMap<String, PackedMatrix>> {
     let padded = |matrix: &PackedMatrix| matrix.bytes().len().next_multiple_of(LINE);
     let total: usize = packed.values().map(padded).sum();
@@ -27,9 +31,9 @@ pub(crate) fn copies(
     let mut arena = AlignedBytes::zeroed(total);
     let mut work = Vec::with_capacity(packed.len());
     let mut rest: &mut [u8] = &mut arena;
-    for matrix in packed.values() {
+    for (name, matrix) in packed {
         let (to, later) = rest.split_at_mut(padded(matrix));
-        work.push((matrix.bytes(), to));
+        work.push((name, matrix.bytes(), to));
         rest = later;
     }
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
@@ -39,8 +43,9 @@ pub(crate) fn copies(
             scope.spawn(|| {
                 loop {
                     let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some((from, to)) = next else { break };
+                    let Some((name, from, to)) = next else { break };
                     to[..from.len()].copy_from_slice(from);
+                    copied(name);
                 }
             });
         }
