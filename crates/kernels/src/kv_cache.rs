@@ -1,4 +1,7 @@
-//! Keys and values of one attention layer, in pages that never move.
+//! Keys and values of one attention layer, in pages that never move. Copies of a cache share its
+//! pages until one of them writes.
+
+use std::sync::Arc;
 
 use half::f16;
 
@@ -32,8 +35,8 @@ pub struct KvCache {
 
 #[derive(Clone)]
 enum Pages {
-    F32(Vec<Vec<f32>>),
-    F16(Vec<Vec<f16>>),
+    F32(Vec<Arc<Vec<f32>>>),
+    F16(Vec<Arc<Vec<f16>>>),
 }
 
 /// Layout of a page: for every kv head [keys | values]; keys are [16 blocks][head_dim][16 slots],
@@ -73,7 +76,7 @@ pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
     fn load<S: Simd>(s: S, x: &[Self; LANES]) -> S::V;
     fn store<S: Simd>(s: S, v: S::V, to: &mut [Self; LANES]);
     /// The pages of a cache, if they hold this type.
-    fn pages(cache: &KvCache) -> &[Vec<Self>];
+    fn pages(cache: &KvCache) -> &[Arc<Vec<Self>>];
     /// Whether it is f32 already.
     const WIDE: bool;
 }
@@ -89,7 +92,7 @@ impl Element for f32 {
     fn store<S: Simd>(s: S, v: S::V, to: &mut [f32; LANES]) {
         s.store(v, to);
     }
-    fn pages(cache: &KvCache) -> &[Vec<f32>] {
+    fn pages(cache: &KvCache) -> &[Arc<Vec<f32>>] {
         match &cache.pages {
             Pages::F32(pages) => pages,
             Pages::F16(_) => &[],
@@ -110,7 +113,7 @@ impl Element for f16 {
         let smallest = s.splat(f16::MIN.to_f32());
         s.store_f16(s.max(s.min(v, largest), smallest), to);
     }
-    fn pages(cache: &KvCache) -> &[Vec<f16>] {
+    fn pages(cache: &KvCache) -> &[Arc<Vec<f16>>] {
         match &cache.pages {
             Pages::F32(_) => &[],
             Pages::F16(pages) => pages,
@@ -247,9 +250,9 @@ impl KvCache {
     }
 }
 
-fn grow<T: Element>(pages: &mut Vec<Vec<T>>, count: usize, size: usize) {
+fn grow<T: Element>(pages: &mut Vec<Arc<Vec<T>>>, count: usize, size: usize) {
     while pages.len() < count {
-        pages.push(vec![T::default(); size]);
+        pages.push(Arc::new(vec![T::default(); size]));
     }
 }
 
@@ -260,38 +263,61 @@ fn key_index(layout: Layout, slot: usize, i: usize) -> usize {
     (slot / LANES * layout.head_dim + i) * LANES + slot % LANES
 }
 
-fn copy_slot<T: Element>(pages: &mut [Vec<T>], layout: Layout, from: usize, to: usize) {
+fn copy_slot<T: Element>(pages: &mut [Arc<Vec<T>>], layout: Layout, from: usize, to: usize) {
+    if from == to {
+        return;
+    }
+    let source = (from / PAGE != to / PAGE).then(|| pages[from / PAGE].clone());
+    let target = Arc::make_mut(&mut pages[to / PAGE]);
     for head in 0..layout.kv_heads {
         for i in 0..layout.head_dim {
             let key = layout.keys(head);
-            let value = pages[from / PAGE][key + key_index(layout, from, i)];
-            pages[to / PAGE][key + key_index(layout, to, i)] = value;
             let values = layout.values(head) + i;
-            let value = pages[from / PAGE][values + from % PAGE * layout.value_stride()];
-            pages[to / PAGE][values + to % PAGE * layout.value_stride()] = value;
+            for (from, to) in [
+                (
+                    key + key_index(layout, from, i),
+                    key + key_index(layout, to, i),
+                ),
+                (
+                    values + from % PAGE * layout.value_stride(),
+                    values + to % PAGE * layout.value_stride(),
+                ),
+            ] {
+                target[to] = match &source {
+                    Some(source) => source[from],
+                    None => target[from],
+                };
+            }
         }
     }
 }
 
 fn write_rows<T: Element>(
     cpu: &Cpu,
-    pages: &mut [Vec<T>],
+    pages: &mut [Arc<Vec<T>>],
     layout: Layout,
     first: usize,
     (k, k_at): (&[f32], Heads),
     (v, v_at): (&[f32], Heads),
 ) {
     let rows = k_at.rows(k.len());
+    if rows == 0 {
+        return;
+    }
     // A task writes whole blocks of slots, so that tasks share no cache line.
     let first_block = first / LANES;
     let blocks = (first + rows).div_ceil(LANES) - first_block;
-    let pages: Vec<Shared<T>> = pages.iter_mut().map(|p| Shared::new(p)).collect();
+    let first_page = first / PAGE;
+    let pages: Vec<Shared<T>> = pages[first_page..(first + rows).div_ceil(PAGE)]
+        .iter_mut()
+        .map(|page| Shared::new(Arc::make_mut(page).as_mut_slice()))
+        .collect();
     let work = 8 * LANES * layout.kv_heads * layout.head_dim;
     for_rows(cpu, blocks, work, &|range| {
         let slots = ((first_block + range.start) * LANES).max(first)
             ..((first_block + range.end) * LANES).min(first + rows);
         for slot in slots {
-            let page = &pages[slot / PAGE];
+            let page = &pages[slot / PAGE - first_page];
             for head in 0..layout.kv_heads {
                 let row = slot - first;
                 let start = layout.keys(head) + key_index(layout, slot, 0) / LANES * LANES;
@@ -352,7 +378,7 @@ mod tests {
     /// The key and the value of a slot's head, read back.
     fn read(cache: &KvCache, slot: usize, head: usize) -> (Vec<f32>, Vec<f32>) {
         fn from<T: Element>(
-            pages: &[Vec<T>],
+            pages: &[Arc<Vec<T>>],
             l: Layout,
             slot: usize,
             head: usize,
@@ -419,5 +445,28 @@ mod tests {
         assert_eq!(cache.bytes(), 512 * 2 * (20 + 32) * 2);
         cache.truncate(256);
         assert_eq!(cache.slots(), 256);
+    }
+
+    #[test]
+    fn copies_share_pages_until_one_writes() {
+        let cpu = Cpu::new(Some(1));
+        let mut one = KvCache::new(1, 16, KvType::F32);
+        for slot in 0..300 {
+            one.write(&cpu, slot, &[slot as f32; 16], &[-(slot as f32); 16]);
+        }
+        let mut other = one.clone();
+        let shared = |a: &KvCache, b: &KvCache, page: usize| {
+            Arc::ptr_eq(&f32::pages(a)[page], &f32::pages(b)[page])
+        };
+        assert!(shared(&one, &other, 0) && shared(&one, &other, 1));
+        other.write(&cpu, 260, &[9.0; 16], &[9.0; 16]);
+        other.copy_slot(260, 280);
+        other.copy_slot(3, 281);
+        assert!(shared(&one, &other, 0) && !shared(&one, &other, 1));
+        assert_eq!(read(&one, 260, 0), (vec![260.0; 16], vec![-260.0; 16]));
+        assert_eq!(read(&one, 280, 0).0, vec![280.0; 16]);
+        assert_eq!(read(&other, 280, 0), (vec![9.0; 16], vec![9.0; 16]));
+        assert_eq!(read(&other, 281, 0), (vec![3.0; 16], vec![-3.0; 16]));
+        assert_eq!(read(&other, 299, 0).0, vec![299.0; 16]);
     }
 }

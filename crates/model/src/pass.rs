@@ -30,9 +30,9 @@ impl Rows<'_> {
 }
 
 /// One sequence's part of a pass.
-pub struct Segment<'a> {
+pub struct Segment<'a, S = State> {
     /// The sequence.
-    pub state: &'a mut State,
+    pub state: &'a mut S,
     /// What it reads.
     pub rows: Rows<'a>,
     /// For how many of its last rows logits are made. A prefill chunk needs none or one, a tree

@@ -1,6 +1,7 @@
 //! One task of attention: a block of rows, one kv head, a range of chunks.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::cpu::Cpu;
 use crate::kv_cache::{Element, Layout, PAGE};
@@ -25,7 +26,7 @@ const RUN: usize = 32;
 /// What all tasks of a call share.
 pub(super) struct Call<'a, T> {
     pub(super) cpu: &'a Cpu,
-    pub(super) pages: &'a [Vec<T>],
+    pub(super) pages: &'a [Arc<Vec<T>>],
     pub(super) layout: Layout,
     pub(super) q: &'a [f32],
     pub(super) q_at: Heads,
