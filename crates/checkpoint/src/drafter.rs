@@ -53,6 +53,8 @@ pub struct DFlashConfig {
     pub mask_token: u32,
     /// Layers of the target whose residual streams it reads, in this order.
     pub taps: Vec<usize>,
+    /// Layers that the target has, where the settings say so.
+    pub target_layers: Option<usize>,
 }
 
 /// What a row of a block sees in one layer.
@@ -190,8 +192,8 @@ fn dflash(path: &Path, map: &Map<String, Value>) -> Result<DFlashConfig, Error> 
     if taps.is_empty() || taps.len() > MAX_LAYERS {
         return Err(inner.error("target_layer_ids", "must name some of the target's layers"));
     }
-    // The reference implementation: a sliding layer is causal unless is_causal says otherwise,
-    // a full layer is not.
+    // The reference implementation: is_causal speaks for all layers; without it a sliding layer is
+    // causal and a full one is not.
     let causal = match inner.flag("is_causal")? {
         Some(causal) => Some(causal),
         None => top.flag("is_causal")?,
@@ -201,7 +203,7 @@ fn dflash(path: &Path, map: &Map<String, Value>) -> Result<DFlashConfig, Error> 
         None => vec![
             DraftMask {
                 window: None,
-                causal: false
+                causal: causal.unwrap_or(false)
             };
             shape.layers.len()
         ],
@@ -210,7 +212,7 @@ fn dflash(path: &Path, map: &Map<String, Value>) -> Result<DFlashConfig, Error> 
             .map(|kind| match kind.as_str() {
                 Some("full_attention") => Ok(DraftMask {
                     window: None,
-                    causal: false,
+                    causal: causal.unwrap_or(false),
                 }),
                 Some("sliding_attention") => match window {
                     Some(_) => Ok(DraftMask {
@@ -239,6 +241,7 @@ fn dflash(path: &Path, map: &Map<String, Value>) -> Result<DFlashConfig, Error> 
         block,
         mask_token: one("mask_token_id")?,
         taps,
+        target_layers: top.size("num_target_layers", MAX_LAYERS)?,
     })
 }
 

@@ -22,6 +22,7 @@ use crate::{Error, Model};
 /// The weights of a DFlash drafter.
 pub struct DFlash {
     config: DFlashConfig,
+    kv: KvType,
     /// Tapped streams side by side, to the drafter's width.
     fc: Linear,
     context_norm: Vec<f32>,
@@ -92,6 +93,18 @@ impl DFlash {
                 config.shape.hidden_size, of.hidden_size
             )));
         }
+        if config.shape.vocab_size != of.vocab_size {
+            return Err(mismatch(format!(
+                "made for a vocabulary of {}, this target has one of {}",
+                config.shape.vocab_size, of.vocab_size
+            )));
+        }
+        if let Some(layers) = config.target_layers.filter(|&n| n != of.layers.len()) {
+            return Err(mismatch(format!(
+                "made for a target of {layers} layers, this one has {}",
+                of.layers.len()
+            )));
+        }
         if let Some(tap) = config.taps.iter().find(|&&tap| tap >= of.layers.len()) {
             return Err(mismatch(format!(
                 "reads layer {tap} of a target that has {} layers",
@@ -159,6 +172,7 @@ impl DFlash {
                 of.max_position + config.block,
             ),
             q_at: Heads::packed(shape.attention.heads, shape.attention.head_dim),
+            kv: target.kv(),
             config,
         };
         drafter.finish()?;
@@ -175,10 +189,11 @@ impl DFlash {
         self.config.block
     }
 
-    /// Memory of a sequence of which nothing was read yet.
+    /// Memory of a sequence of which nothing was read yet; it keeps keys and values as the target's
+    /// states do.
     pub fn new_state(&self) -> DFlashState {
         let shape = &self.config.shape.attention;
-        let cache = || KvCache::new(shape.kv_heads, shape.head_dim, KvType::F16);
+        let cache = || KvCache::new(shape.kv_heads, shape.head_dim, self.kv);
         DFlashState {
             len: 0,
             caches: self.layers.iter().map(|_| cache()).collect(),
@@ -244,17 +259,8 @@ impl DFlash {
             self.rope.apply(cpu, &mut q, q_at, &positions);
             // The block's keys and values lie past the context and are written over next time.
             self.write_kv(cpu, layer, cache, &normed, &positions);
-            let tails: Vec<Vec<u32>> = (0..rows)
-                .map(|row| layer.tail(state.len, row, rows))
-                .collect();
-            let prefix = if layer.window.is_some() { 0 } else { state.len };
-            let visible: Vec<Visible> = tails
-                .iter()
-                .map(|tail| Visible {
-                    first: 0,
-                    prefix,
-                    tail,
-                })
+            let visible: Vec<Visible> = (0..rows)
+                .map(|row| layer.visible(state.len, row, rows))
                 .collect();
             attention(cpu, cache, (&q, q_at), &visible, scale, &mut mixed);
             linear(cpu, &layer.output, &mixed, &mut out);
@@ -305,16 +311,18 @@ impl DFlash {
 }
 
 impl Layer {
-    /// Slots that row `row` of a block sees besides the prefix: of the block all rows, or, where
-    /// the layer is causal, those up to itself; before the block, where the layer has a window,
-    /// what lies less than a window away (on both sides where it is not causal).
-    fn tail(&self, len: usize, row: usize, rows: usize) -> Vec<u32> {
-        let first = self
-            .window
-            .map_or(len, |window| (len + row + 1).saturating_sub(window));
-        let end = if self.causal { row + 1 } else { rows };
-        let end = self.window.map_or(end, |window| end.min(row + window));
-        (first as u32..(len + end) as u32).collect()
+    /// What row `row` of a block of `rows` sees after a context of `len` tokens: before itself
+    /// what lies less than a window away; after itself nothing where the layer is causal, else the
+    /// rows of the block less than a window away.
+    fn visible(&self, len: usize, row: usize, rows: usize) -> Visible<'static> {
+        let reach = self.window.unwrap_or(usize::MAX);
+        let ahead = if self.causal { 1 } else { reach };
+        Visible {
+            first: (len + row + 1).saturating_sub(reach),
+            // Position i lies in slot i, also in the block.
+            prefix: len + rows.min(row.saturating_add(ahead)),
+            tail: &[],
+        }
     }
 }
 

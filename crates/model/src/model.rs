@@ -87,6 +87,11 @@ impl Model {
         &self.config
     }
 
+    /// How states keep keys and values.
+    pub(crate) fn kv(&self) -> KvType {
+        self.kv
+    }
+
     /// Memory of a sequence that has read nothing yet.
     pub fn new_state(&self) -> State {
         let layers = self.layers.iter().map(|layer| match &layer.mixer {
