@@ -252,6 +252,8 @@ fn weaver(
 ) -> Result<WeaverConfig, Error> {
     let top = Fields::new(path, map);
     let size = |name: &str| top.required_size(name, MAX_WIDTH);
+    // Of the two published generations the one with SwiGLU is the one with rotary positions.
+    let gated = has("blocks.0.gate_up_proj.weight");
     let config = WeaverConfig {
         hidden_size: size("d_model")?,
         rank: size("d_rank")?,
@@ -260,12 +262,12 @@ fn weaver(
         intermediate_size: size("mlp_dim")?,
         depth: top.required_size("K", MAX_BLOCK)?,
         candidates: size("candidate_pool_size")?,
-        rope_base: if has("pos_emb") {
+        rope_base: if has("pos_emb") || !gated && !map.contains_key("rope_base") {
             None
         } else {
             Some(top.positive("rope_base")?.unwrap_or(10_000.0))
         },
-        gated: has("blocks.0.gate_up_proj.weight"),
+        gated,
         fused: has("blocks.0.qkv_proj.weight"),
     };
     if size("d_embed")? != config.hidden_size {

@@ -95,6 +95,13 @@ impl Weaver {
                 target.config().hidden_size
             )));
         }
+        if config.candidates > target.config().vocab_size {
+            return Err(mismatch(format!(
+                "chooses among {} tokens, more than this target's vocabulary of {}",
+                config.candidates,
+                target.config().vocab_size
+            )));
+        }
         let norm = |name: &str, len: usize| -> Result<BiasedNorm, Error> {
             Ok(BiasedNorm {
                 weight: drafter.vector(&format!("{name}.weight"), len)?,
