@@ -1,7 +1,7 @@
 //! A directory that appears whole or not at all.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -9,11 +9,17 @@ use crate::error::Error;
 use crate::fields::read_object;
 use crate::kozue::CONFIG_KEY;
 
-/// A directory being written beside its final place. Dropped before [`Destination::finish`], it
-/// is removed.
+/// A directory being written beside its final place, as `.NAME.N.tmp`. Dropped before
+/// [`Destination::finish`], it is removed.
+///
+/// It is locked for as long as its writer lives. One without a lock was left behind by a writer
+/// that was killed; the next conversion to the same place removes it.
 pub(crate) struct Destination {
     target: PathBuf,
+    force: bool,
     scratch: PathBuf,
+    /// Holds the lock on `scratch`; none where the file system has no locks.
+    lock: Option<File>,
     finished: bool,
 }
 
@@ -27,10 +33,13 @@ impl Destination {
         };
         let parent = parent_of(target);
         fs::create_dir_all(parent).map_err(Error::io(parent, "create"))?;
-        let scratch = create_hidden(parent, name)?;
+        remove_abandoned(parent, name);
+        let (scratch, lock) = create_hidden(parent, name)?;
         Ok(Destination {
             target: target.to_path_buf(),
+            force,
             scratch,
+            lock,
             finished: false,
         })
     }
@@ -44,6 +53,8 @@ impl Destination {
     pub fn finish(mut self) -> Result<(), Error> {
         // Names reach the disk before the old directory is given up.
         sync_dir(&self.scratch).map_err(Error::io(&self.scratch, "write"))?;
+        // Another conversion may have made the target in the meantime.
+        check_target(&self.target, self.force)?;
         let old = self.scratch.with_extension("old");
         let replaces = self.target.exists();
         if replaces {
@@ -68,14 +79,16 @@ impl Destination {
 impl Drop for Destination {
     fn drop(&mut self) {
         if !self.finished {
+            // While it is locked: nobody else takes it for abandoned.
             let _ = fs::remove_dir_all(&self.scratch);
         }
+        self.lock = None;
     }
 }
 
-/// A new directory `.NAME.N.tmp`. The first N that is free: one that is taken belongs to another
-/// conversion, under way or cut off by force.
-fn create_hidden(parent: &Path, name: &OsStr) -> Result<PathBuf, Error> {
+/// A new directory `.NAME.N.tmp` with its lock. The first N that is free: one that is taken
+/// belongs to another conversion.
+fn create_hidden(parent: &Path, name: &OsStr) -> Result<(PathBuf, Option<File>), Error> {
     let mut number = 0;
     loop {
         let mut hidden = OsString::from(".");
@@ -83,11 +96,78 @@ fn create_hidden(parent: &Path, name: &OsStr) -> Result<PathBuf, Error> {
         hidden.push(format!(".{number}.tmp"));
         let path = parent.join(hidden);
         match fs::create_dir(&path) {
-            Ok(()) => return Ok(path),
+            Ok(()) => match lock(&path) {
+                Lock::Ours(file) => return Ok((path, Some(file))),
+                Lock::Unknown => return Ok((path, None)),
+                // Taken for abandoned in the moment before it was locked.
+                Lock::Others if number < 1000 => number += 1,
+                Lock::Others => return Err(Error::file(&path, "is being removed; try again")),
+            },
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < 1000 => {
                 number += 1;
             }
             Err(error) => return Err(Error::io(&path, "create")(error)),
+        }
+    }
+}
+
+enum Lock {
+    /// Held until the file is dropped, or its process ends in whatever way.
+    Ours(File),
+    /// Another process has it, or has removed the directory.
+    Others,
+    /// The system cannot lock here.
+    Unknown,
+}
+
+/// Lock a directory.
+fn lock(dir: &Path) -> Lock {
+    let file = match File::open(dir) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Lock::Others,
+        Err(_) => return Lock::Unknown,
+    };
+    match file.try_lock() {
+        Ok(()) if is_at(&file, dir) => Lock::Ours(file),
+        Ok(()) | Err(TryLockError::WouldBlock) => Lock::Others,
+        Err(TryLockError::Error(_)) => Lock::Unknown,
+    }
+}
+
+/// Whether an open directory is still the one that has the name.
+#[cfg(unix)]
+fn is_at(file: &File, dir: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let same = |a: fs::Metadata, b: fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+    match (file.metadata(), fs::symlink_metadata(dir)) {
+        (Ok(open), Ok(named)) => same(open, named),
+        _ => false,
+    }
+}
+
+#[cfg(not(unix))]
+fn is_at(_: &File, dir: &Path) -> bool {
+    dir.is_dir()
+}
+
+/// Remove the directories `.NAME.N.tmp` whose writers were killed. What cannot be removed, or
+/// may still be written, stays.
+fn remove_abandoned(parent: &Path, name: &OsStr) {
+    let Some(prefix) = name.to_str().map(|name| format!(".{name}.")) else {
+        return;
+    };
+    let is_hidden = |name: &str| {
+        let number = name
+            .strip_prefix(&prefix)
+            .and_then(|rest| rest.strip_suffix(".tmp"));
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_hidden)
+            && entry.file_type().is_ok_and(|kind| kind.is_dir())
+            && let Lock::Ours(_held) = lock(&entry.path())
+        {
+            let _ = fs::remove_dir_all(entry.path());
         }
     }
 }
@@ -154,4 +234,61 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), Error> {
         file.sync_all()
     };
     write().map_err(Error::io(path, "write"))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    fn hidden(parent: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(parent)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_killed_writers_left_is_removed_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let parent = parent.path();
+        let others = [".out.1.old", ".out.x.tmp", ".outer.0.tmp", ".out.2.tmp.bak"];
+        for name in others.iter().chain(&[".out.0.tmp", ".out.7.tmp"]) {
+            fs::create_dir(parent.join(name)).unwrap();
+            fs::write(parent.join(name).join("model.safetensors"), "x").unwrap();
+        }
+        // A file of such a name is none of ours.
+        fs::write(parent.join(".out.5.tmp"), "x").unwrap();
+        let target = parent.join("out");
+        let first = Destination::create(&target, false).unwrap();
+        assert_eq!(first.dir(), parent.join(".out.0.tmp"));
+        assert!(!first.dir().join("model.safetensors").exists());
+        assert!(!parent.join(".out.7.tmp").exists());
+        // A second writer leaves the first one's directory alone.
+        let second = Destination::create(&target, false).unwrap();
+        assert!(first.dir().exists());
+        assert_eq!(second.dir(), parent.join(".out.1.tmp"));
+        drop(second);
+        drop(first);
+        let mut expected: Vec<String> = others.map(str::to_owned).to_vec();
+        expected.push(".out.5.tmp".to_owned());
+        expected.sort();
+        assert_eq!(hidden(parent), expected);
+    }
+
+    #[test]
+    fn the_later_of_two_writers_does_not_replace_the_earlier() {
+        let parent = tempfile::tempdir().unwrap();
+        let target = parent.path().join("out");
+        let first = Destination::create(&target, false).unwrap();
+        let second = Destination::create(&target, false).unwrap();
+        fs::write(first.dir().join("a"), "first").unwrap();
+        fs::write(second.dir().join("a"), "second").unwrap();
+        first.finish().unwrap();
+        let error = second.finish().unwrap_err().to_string();
+        assert!(error.contains("exists"), "{error}");
+        assert_eq!(fs::read_to_string(target.join("a")).unwrap(), "first");
+        assert_eq!(hidden(parent.path()), ["out"]);
+    }
 }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use crate::config::draft_shape;
 use crate::description::ModelConfig;
 use crate::error::Error;
-use crate::fields::{Fields, read_object};
+use crate::fields::{Fields, exists, read_object};
 use crate::kozue::{SIGNS, find_packed, packed_tensors};
 use crate::reads::{Reads, Tensors};
 use crate::shards::Shards;
@@ -98,7 +98,7 @@ impl Drafter {
     /// If the directory holds no drafter, or its settings or files are damaged.
     pub fn open(dir: &Path) -> Result<Drafter, Error> {
         let config_path = dir.join("config.json");
-        if !config_path.exists() {
+        if !exists(&config_path)? {
             return Err(Error::NotAModel {
                 path: dir.to_path_buf(),
                 what: "there is no config.json; give a drafter's directory".to_owned(),

@@ -20,6 +20,12 @@ pub(crate) fn parse_object(path: &Path, text: &str) -> Result<Map<String, Value>
     }
 }
 
+/// Whether there is something at `path`. Where that cannot be told, for want of permission say,
+/// it is an error rather than a no.
+pub(crate) fn exists(path: &Path) -> Result<bool, Error> {
+    path.try_exists().map_err(Error::io(path, "open"))
+}
+
 /// The largest text file that is read whole; the largest tokenizers take some 40 MB.
 const MAX_TEXT: u64 = 1 << 30;
 

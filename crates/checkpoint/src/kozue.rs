@@ -120,6 +120,7 @@ impl Kozue {
                 );
                 return Err(ours.error("version", what));
             }
+            check_information(&ours)?;
         }
         let shards = Shards::open(dir, config.model.tied)?;
         let packed = packed_tensors(&shards)?;
@@ -140,6 +141,24 @@ impl Kozue {
             .get_or_init(|| resident::copies(&self.packed, &release));
         copies.as_ref().unwrap_or(&self.packed)
     }
+}
+
+/// What config.json tells of the packing. Each tensor says it again, and that is what counts; but
+/// a value that no conversion writes is a sign of damage.
+fn check_information(ours: &Fields) -> Result<(), Error> {
+    if let Some(size) = ours.text("size")?
+        && !["M", "L"].contains(&size)
+    {
+        return Err(ours.error("size", format!("{size:?} is neither \"M\" nor \"L\"")));
+    }
+    if let Some(group) = ours.size("group", u32::MAX as usize)?
+        && ![32, 64, 128].contains(&group)
+    {
+        return Err(ours.error("group", format!("{group} is not 32, 64 or 128")));
+    }
+    ours.positive("bits_per_weight")?;
+    ours.text("source")?;
+    Ok(())
 }
 
 /// The packed matrix `name`, if it is one; an error if it has other dimensions.

@@ -40,7 +40,7 @@ pub use reads::Tensors;
 pub use source::TensorInfo;
 
 use config::ConfigFile;
-use fields::read_object;
+use fields::{exists, read_object};
 use gguf::Gguf;
 use hugging_face::HuggingFace;
 use kozue::Kozue;
@@ -129,6 +129,10 @@ fn open_source(path: &Path) -> Result<Box<dyn Source>, Error> {
     };
     let kind = std::fs::metadata(path).map_err(Error::io(path, "open"))?;
     if !kind.is_dir() {
+        if !kind.is_file() {
+            // Opening a pipe would wait for its writer.
+            return not_a_model("no regular file; give a GGUF file or a model's directory");
+        }
         let mut magic = [0; 4];
         let mut file = File::open(path).map_err(Error::io(path, "open"))?;
         let named = path
@@ -140,7 +144,7 @@ fn open_source(path: &Path) -> Result<Box<dyn Source>, Error> {
         return not_a_model("a file that is no GGUF; give a GGUF file or a model's directory");
     }
     let config_path = path.join("config.json");
-    if !config_path.exists() {
+    if !exists(&config_path)? {
         return not_a_model("there is no config.json; give a model's directory or a GGUF file");
     }
     let map = read_object(&config_path)?;

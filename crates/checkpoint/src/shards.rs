@@ -9,7 +9,7 @@ use kozue_kernels::{DenseKind, DenseMatrix, Matrix, SharedBytes};
 use serde_json::Value;
 
 use crate::error::Error;
-use crate::fields::{Fields, read_object};
+use crate::fields::{Fields, exists, read_object};
 use crate::safetensors::{Dtype, Entry, SafetensorsFile};
 use crate::source::TensorInfo;
 
@@ -36,9 +36,9 @@ impl Shards {
     pub fn open(dir: &Path, tied: bool) -> Result<Shards, Error> {
         let single = dir.join(SINGLE);
         let index = dir.join(INDEX);
-        let files = if single.exists() {
+        let files = if exists(&single)? {
             vec![SafetensorsFile::open(&single)?]
-        } else if index.exists() {
+        } else if exists(&index)? {
             open_indexed(dir, &index)?
         } else {
             return Err(Error::NotAModel {
@@ -268,7 +268,7 @@ fn open_indexed(dir: &Path, index: &Path) -> Result<Vec<SafetensorsFile>, Error>
             })?;
         if !shards.contains_key(shard) {
             let path = dir.join(shard);
-            if !path.exists() {
+            if !exists(&path)? {
                 let what = "is missing, but the index names it; fetch the checkpoint again";
                 return Err(Error::file(&path, what));
             }

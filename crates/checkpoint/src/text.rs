@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::config::ConfigFile;
 use crate::description::{Description, GenerationDefaults, TokenizerSource};
 use crate::error::Error;
-use crate::fields::{Fields, pretty, read_object, read_text, shortest};
+use crate::fields::{Fields, exists, pretty, read_object, read_text, shortest};
 
 /// What the files beside the weights say.
 pub(crate) struct TextSide {
@@ -22,7 +22,7 @@ impl TextSide {
     /// Read them out of `dir`.
     pub fn read(dir: &Path, config: &ConfigFile) -> Result<TextSide, Error> {
         let path = dir.join("tokenizer.json");
-        if !path.exists() {
+        if !exists(&path)? {
             return Err(Error::file(
                 &path,
                 "is missing; fetch the model's tokenizer.json too",
@@ -62,7 +62,7 @@ impl TextSide {
 }
 
 fn optional_object(path: &Path) -> Result<Map<String, Value>, Error> {
-    if path.exists() {
+    if exists(path)? {
         read_object(path)
     } else {
         Ok(Map::new())
@@ -144,11 +144,11 @@ fn special_token(settings: &Fields, name: &str) -> Result<Option<String>, Error>
 /// chat_template.jinja, else chat_template.json, else tokenizer_config.json.
 fn chat_template(dir: &Path, settings: &Fields) -> Result<Option<String>, Error> {
     let path = dir.join("chat_template.jinja");
-    if path.exists() {
+    if exists(&path)? {
         return read_text(&path).map(Some);
     }
     let path = dir.join("chat_template.json");
-    if path.exists() {
+    if exists(&path)? {
         let map = read_object(&path)?;
         return template_value(&Fields::new(&path, &map));
     }

@@ -48,6 +48,33 @@ fn with_changed_header(change: impl FnOnce(&mut Value)) -> String {
 }
 
 #[test]
+fn information_that_no_conversion_writes_is_refused() {
+    for (name, value, expected) in [
+        (
+            "size",
+            json!("S"),
+            "kozue.size: \"S\" is neither \"M\" nor \"L\"",
+        ),
+        ("size", json!(4), "kozue.size: expected a string, found 4"),
+        ("group", json!(48), "kozue.group: 48 is not 32, 64 or 128"),
+        ("group", json!("64"), "kozue.group: expected a whole number"),
+        (
+            "bits_per_weight",
+            json!(-1),
+            "kozue.bits_per_weight: expected a number above 0",
+        ),
+    ] {
+        let (_dir, path) = packed();
+        let config = path.join("config.json");
+        let mut map: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+        map["kozue"][name] = value;
+        fs::write(&config, map.to_string()).unwrap();
+        let text = Checkpoint::open(&path).err().expect("opened").to_string();
+        assert!(text.contains(expected), "expected {expected:?} in {text:?}");
+    }
+}
+
+#[test]
 fn damaged_packed_tensors_are_one_clear_error_each() {
     let embedding = "model.embed_tokens.weight";
     let says = |change: &dyn Fn(&mut Value), expected: &str| {

@@ -8,7 +8,7 @@ use crate::Checkpoint;
 use crate::config::config_json;
 use crate::drafter::Drafter;
 use crate::error::Error;
-use crate::fields::read_object;
+use crate::fields::{exists, read_object};
 use crate::hugging_face::directory_name;
 use crate::layout::{Role, Slot, layout};
 use crate::shards::Shards;
@@ -28,7 +28,7 @@ pub(super) enum Input {
 impl Input {
     pub fn open(path: &Path) -> Result<Input, Error> {
         let config = path.join("config.json");
-        if config.exists() {
+        if path.is_dir() && exists(&config)? {
             let config = read_object(&config)?;
             if config.contains_key("dflash_config") || config.contains_key("d_rank") {
                 // Its settings and tensors are checked there; here they are only copied.
