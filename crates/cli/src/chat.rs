@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::printer::Printer;
 use crate::run::Setup;
+use crate::typing::HiddenTyping;
 use kozue_engine::conversation::Conversation;
 use kozue_engine::{LanguageModel, Session};
 use rustyline::completion::Completer;
@@ -79,9 +80,11 @@ fn take_turn<M: LanguageModel>(
     setup.interrupt.clear();
     let request = setup.request(prompt);
     let mut printer = Printer::new(Some(&chat.prompt_text()));
+    let typing = HiddenTyping::start();
     let result = session.generate(&request, setup.interrupt.flag(), &mut |event| {
         setup.show_event(event, &mut printer);
     });
+    drop(typing);
     printer.finish()?;
     setup.interrupt.clear();
     match result {

@@ -2,8 +2,10 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kozue_kernels::{Cpu, KvType};
-use std::ffi::OsString;
+use std::fmt::Display;
+use std::num::IntErrorKind;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// A fast, exact engine for local language models.
 #[derive(Parser)]
@@ -30,9 +32,10 @@ pub enum Command {
 }
 
 #[derive(Args)]
+#[command(override_usage = "kozue run [OPTIONS] [MODEL] [PROMPT]...")]
 pub struct RunArgs {
-    /// MODEL and prompt, or only one of them
-    #[arg(value_name = "MODEL] [PROMPT")]
+    /// Model and prompt, or only one of them
+    #[arg(value_name = "MODEL PROMPT")]
     pub words: Vec<String>,
     /// Model directory or GGUF file
     #[arg(long = "model", value_name = "MODEL")]
@@ -61,16 +64,16 @@ pub struct RunArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Most tokens in an answer [default: until the context is full]
-    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     pub max_tokens: Option<usize>,
     /// End the answer where this text comes (may be given several times)
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = some_text)]
     pub stop: Vec<String>,
     /// Go on after the model's end token
     #[arg(long)]
     pub ignore_eos: bool,
     /// Tokens of context [default: as many as the model was made for]
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     pub ctx: Option<usize>,
     #[command(flatten)]
     pub machine: MachineArgs,
@@ -80,41 +83,41 @@ pub struct RunArgs {
 #[derive(Args)]
 pub struct SamplingArgs {
     /// 0 always takes the best token
-    #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "T", value_parser = number, allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Keep only this many best tokens (0: all)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = at_least_zero, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Keep only the best tokens with this share of the probability
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = number, allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Keep only tokens with this share of the best one's probability
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", value_parser = number, allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Make tokens of prompt and answer less likely (1: off)
-    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    #[arg(long, value_name = "R", value_parser = number, allow_negative_numbers = true)]
     pub repetition_penalty: Option<f32>,
     /// Taken once from tokens of the answer
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = number, allow_negative_numbers = true)]
     pub presence_penalty: Option<f32>,
     /// Taken from tokens of the answer for every time they came
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", value_parser = number, allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
     /// How many of the last tokens the penalties see [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_zero, allow_negative_numbers = true)]
     pub penalty_window: Option<usize>,
     /// Add to a token's logit (may be given several times; -inf forbids it)
     #[arg(long, value_name = "TOKEN=BIAS", value_parser = bias, allow_hyphen_values = true)]
     pub logit_bias: Vec<(u32, f32)>,
     /// Seed of the noise [default: a new one for each run]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 }
 
 #[derive(Args)]
 pub struct MachineArgs {
     /// Threads [default: one for each physical core]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
     /// Type of cached keys and values
     #[arg(long, value_enum, default_value_t = Kv::F16)]
@@ -150,7 +153,7 @@ pub struct InspectArgs {
     #[arg(long)]
     pub tensors: bool,
     /// Context to state the memory for (may be given several times)
-    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     pub ctx: Vec<usize>,
     /// Type of cached keys and values
     #[arg(long, value_enum, default_value_t = Kv::F16)]
@@ -170,7 +173,7 @@ pub struct QuantizeArgs {
     #[arg(long, value_enum, ignore_case = true)]
     pub size: Size,
     /// Weights that share a scale
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = group)]
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = group, allow_negative_numbers = true)]
     pub group: usize,
     /// Replace a model that is there
     #[arg(long)]
@@ -179,7 +182,7 @@ pub struct QuantizeArgs {
     #[arg(short, long)]
     pub quiet: bool,
     /// Threads [default: one for each physical core]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
     pub threads: Option<usize>,
 }
 
@@ -196,16 +199,16 @@ pub struct BenchArgs {
     /// Model directory or GGUF file
     pub model: Option<PathBuf>,
     /// Lengths of prompts
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [128, 512, 2048], value_parser = at_least_one)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [128, 512, 2048], value_parser = at_least_one, allow_negative_numbers = true)]
     pub prefill: Vec<usize>,
     /// Tokens in the context before decoding
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 512, 2048], value_parser = at_least_one)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [16, 512, 2048], value_parser = at_least_one, allow_negative_numbers = true)]
     pub depth: Vec<usize>,
     /// Rows in one pass
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 16, 24, 32], value_parser = at_least_one)]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 16, 24, 32], value_parser = at_least_one, allow_negative_numbers = true)]
     pub rows: Vec<usize>,
     /// Measurements of each, of which the median is given
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one, allow_negative_numbers = true)]
     pub repeat: usize,
     /// Print one JSON object
     #[arg(long)]
@@ -214,12 +217,44 @@ pub struct BenchArgs {
     pub machine: MachineArgs,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(number) => Ok(number),
-        Err(_) => Err("must be a whole number".into()),
+/// A whole number that is at least `least`.
+fn whole<T: FromStr<Err = std::num::ParseIntError> + PartialOrd + Display>(
+    text: &str,
+    least: T,
+) -> Result<T, String> {
+    match text.trim().parse() {
+        Ok(number) if number >= least => Ok(number),
+        Err(error) if *error.kind() == IntErrorKind::PosOverflow => Err("is too large".into()),
+        _ => Err(format!("must be a whole number, at least {least}")),
     }
+}
+
+fn at_least_zero(text: &str) -> Result<usize, String> {
+    whole(text, 0)
+}
+
+fn at_least_one(text: &str) -> Result<usize, String> {
+    whole(text, 1)
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    whole(text, 0)
+}
+
+/// Its range is checked where it is used.
+fn number(text: &str) -> Result<f32, String> {
+    match text.trim().parse::<f32>() {
+        Ok(number) if number.is_finite() => Ok(number),
+        Ok(_) => Err("must be a finite number".into()),
+        Err(_) => Err("must be a number".into()),
+    }
+}
+
+fn some_text(text: &str) -> Result<String, String> {
+    if text.is_empty() {
+        return Err("must not be empty".into());
+    }
+    Ok(text.to_owned())
 }
 
 fn threads(text: &str) -> Result<usize, String> {
@@ -249,34 +284,13 @@ fn bias(text: &str) -> Result<(u32, f32), String> {
     Ok((token, bias))
 }
 
-/// Puts the word `run` in where a user left it out.
-pub fn with_run(mut args: Vec<OsString>) -> Vec<OsString> {
-    let known = [
-        "run",
-        "inspect",
-        "quantize",
-        "bench",
-        "help",
-        "-h",
-        "--help",
-        "-V",
-        "--version",
-    ];
-    let first = args.get(1).and_then(|word| word.to_str());
-    if !first.is_some_and(|word| known.contains(&word)) {
-        args.insert(1.min(args.len()), "run".into());
-    }
-    args
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory;
 
     fn parse(words: &[&str]) -> Result<Cli, clap::Error> {
-        let args = ["kozue"].iter().chain(words).map(OsString::from).collect();
-        Cli::try_parse_from(with_run(args))
+        Cli::try_parse_from(["kozue"].iter().chain(words))
     }
 
     fn run(words: &[&str]) -> RunArgs {
@@ -295,26 +309,6 @@ mod tests {
     }
 
     #[test]
-    fn run_may_be_left_out() {
-        for words in [
-            &["run", "--model", "M", "-m", "TEXT"][..],
-            &["--model", "M", "-m", "TEXT"],
-        ] {
-            let args = run(words);
-            assert_eq!(args.model.as_deref(), Some("M".as_ref()));
-            assert_eq!(args.message.as_deref(), Some("TEXT"));
-        }
-        assert_eq!(run(&["M", "a prompt"]).words, ["M", "a prompt"]);
-        assert!(run(&[]).words.is_empty());
-        assert!(matches!(
-            parse(&["inspect", "M"]),
-            Ok(Cli {
-                command: Command::Inspect(_)
-            })
-        ));
-    }
-
-    #[test]
     fn numbers_are_checked() {
         for words in [
             &["run", "--max-tokens", "0", "x"][..],
@@ -323,7 +317,10 @@ mod tests {
             &["run", "--threads", "99999", "x"],
             &["run", "--logit-bias", "x", "x"],
             &["run", "--logit-bias", "1=nan", "x"],
-            &["run", "--seed", "-1", "x"],
+            &["run", "--seed", "18446744073709551616", "x"],
+            &["run", "--top-p", "nan", "x"],
+            &["run", "-t", "inf", "x"],
+            &["run", "--stop", "", "x"],
             &["quantize", "a", "b", "--size", "M", "--group", "48"],
             &["quantize", "a", "b", "--size", "S"],
             &["quantize", "a", "b"],
@@ -332,7 +329,27 @@ mod tests {
         ] {
             assert!(parse(words).is_err(), "{words:?}");
         }
+        // A negative number is a bad value, not an unknown option.
+        for words in [
+            &["run", "--seed", "-1", "x"][..],
+            &["run", "--top-k", "-3", "x"],
+            &["run", "-n", "-5", "x"],
+            &["run", "--ctx", "-1", "x"],
+            &["run", "--threads", "-1", "x"],
+            &["run", "--penalty-window", "-1", "x"],
+            &["bench", "--rows", "1,-2"],
+            &["bench", "--repeat", "-2"],
+            &["inspect", "--ctx", "-1"],
+        ] {
+            let error = parse(words).err().map(|error| error.to_string());
+            let error = error.unwrap_or_default();
+            assert!(
+                error.contains("must be a whole number, at least "),
+                "{error}"
+            );
+        }
         let args = run(&[
+            "run",
             "--logit-bias",
             "5=-inf",
             "--logit-bias",

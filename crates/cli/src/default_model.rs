@@ -1,6 +1,7 @@
 //! Which model runs when none is named.
 
 use crate::failure::Failure;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Kozue's own model, then the one that `scripts/fetch-model smollm2-135m` fetches.
@@ -36,24 +37,38 @@ pub fn model_path(named: Option<&Path>) -> Result<PathBuf, Failure> {
 }
 
 fn existing(path: &Path, origin: &str) -> Result<PathBuf, Failure> {
-    if path.exists() {
-        return Ok(path.to_path_buf());
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Ok(_) => Ok(path.to_path_buf()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Failure::Failed(format!(
+            "there is no model at {shown}{origin}: name a model's directory or GGUF file, or fetch one with scripts/fetch-model smollm2-135m"
+        ))),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => Err(Failure::Failed(format!(
+            "{shown}{origin}: a part of this path is a file, not a directory (a file's name has no / after it)"
+        ))),
+        Err(error) => Err(Failure::Failed(format!(
+            "{shown}{origin}: cannot open: {error}"
+        ))),
     }
-    Err(Failure::Failed(format!(
-        "there is no model at {}{origin}: name a model's directory or GGUF file, or fetch one with scripts/fetch-model smollm2-135m",
-        path.display()
-    )))
 }
 
 /// Whether a word of the command line names a model rather than being a prompt.
 pub fn looks_like_model(word: &str) -> bool {
-    let path = Path::new(word);
-    let named = word.ends_with(".gguf") && !word.contains(char::is_whitespace);
-    let folder = path.is_dir();
-    // A path that does not exist is a mistake to be told, not a prompt.
+    // A path that does not exist is a mistake to be told, not a prompt; so is one that leads
+    // through a file or a directory that may not be read.
     let spelled = !word.contains(char::is_whitespace)
-        && (word.starts_with('/') || word.starts_with("./") || word.starts_with("../"));
-    named || folder || path.is_file() || spelled
+        && (word.ends_with(".gguf")
+            || word.starts_with('/')
+            || word.starts_with("./")
+            || word.starts_with("../"));
+    let there = match std::fs::metadata(word) {
+        Ok(kind) => kind.is_dir() || kind.is_file(),
+        Err(error) => matches!(
+            error.kind(),
+            ErrorKind::NotADirectory | ErrorKind::PermissionDenied
+        ),
+    };
+    spelled || there
 }
 
 #[cfg(test)]
@@ -73,7 +88,17 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().to_str().unwrap();
-        for word in ["missing.gguf", "/no/such/model", "./model", folder] {
+        let file = format!("{folder}/file with a space");
+        std::fs::write(&file, "").unwrap();
+        let slash = format!("{file}/");
+        for word in [
+            "missing.gguf",
+            "/no/such/model",
+            "./model",
+            folder,
+            &file,
+            &slash,
+        ] {
             assert!(looks_like_model(word), "{word}");
         }
     }

@@ -13,8 +13,11 @@ pub enum Failure {
     Failed(String),
     /// The reader of our output has gone, as in `kozue run ... | head -1`: nothing is wrong.
     ReaderGone,
-    /// The user pressed Ctrl-C.
-    Interrupted,
+    /// A signal ended it, Ctrl-C for one.
+    Interrupted {
+        /// The signal's number.
+        signal: u8,
+    },
 }
 
 impl Failure {
@@ -37,7 +40,8 @@ impl Failure {
             Failure::Usage(message) => (message, 2),
             Failure::Failed(message) => (message, 1),
             Failure::ReaderGone => return ExitCode::SUCCESS,
-            Failure::Interrupted => return ExitCode::from(130),
+            // As shells write the end by a signal.
+            Failure::Interrupted { signal } => return ExitCode::from(128 + signal),
         };
         // With standard error gone too there is nobody to tell.
         let _ = writeln!(io::stderr(), "kozue: {message}");

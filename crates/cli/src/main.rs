@@ -3,6 +3,8 @@
 mod bench;
 mod chat;
 mod cli;
+mod closed_output;
+mod command;
 mod default_model;
 mod failure;
 mod inspect;
@@ -12,22 +14,31 @@ mod printer;
 mod prompt;
 mod quantize;
 mod run;
+mod typing;
 
-use clap::Parser;
+use cli::Command;
+use failure::Failure;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     start_log();
-    let args = cli::Cli::parse_from(cli::with_run(std::env::args_os().collect()));
-    let result = match args.command {
-        cli::Command::Run(args) => run::run(&args),
-        cli::Command::Inspect(args) => inspect::run(&args),
-        cli::Command::Quantize(args) => quantize::run(&args),
-        cli::Command::Bench(args) => bench::run(&args),
-    };
-    match result {
+    match start() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
+    }
+}
+
+fn start() -> Result<(), Failure> {
+    if closed_output::is_closed() {
+        return Err(Failure::Failed(
+            "standard output is closed, so nobody could read the result".into(),
+        ));
+    }
+    match command::parse(std::env::args_os().collect())? {
+        Command::Run(args) => run::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
+        Command::Bench(args) => bench::run(&args),
     }
 }
 

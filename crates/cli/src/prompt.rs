@@ -3,8 +3,13 @@
 use crate::cli::RunArgs;
 use crate::default_model::looks_like_model;
 use crate::failure::Failure;
-use std::io::{IsTerminal, Read};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// How long a pipe beside a prompt may stay open before the user is told what is waited for.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// What the command line asks for.
 #[derive(Debug, PartialEq)]
@@ -32,17 +37,25 @@ pub fn asked(args: &RunArgs) -> Result<Asked, Failure> {
         parts.push(words.join(" "));
     }
     parts.extend(args.message.clone());
-    if let Some(file) = &args.file {
-        parts.push(read(file)?);
-    } else if parts.is_empty() && !std::io::stdin().is_terminal() {
-        parts.push(read(Path::new("-"))?);
-    }
-    if parts.iter().any(|part| part == "-") && args.file.is_none() {
+    // Where its text goes; without a word on it, it comes last.
+    let placed = parts.iter().any(|part| part == "-") && args.file.is_none();
+    if placed {
         let input = read(Path::new("-"))?;
         parts
             .iter_mut()
             .filter(|part| *part == "-")
             .for_each(|part| *part = input.clone());
+    }
+    if let Some(file) = &args.file {
+        parts.push(read(file)?);
+    }
+    if parts.is_empty() && !io::stdin().is_terminal() {
+        parts.push(read(Path::new("-"))?);
+    } else if !placed && args.file.as_deref() != Some(Path::new("-")) && is_piped() {
+        let input = read_piped()?;
+        if !input.trim().is_empty() {
+            parts.push(input);
+        }
     }
     let prompt = (!parts.is_empty()).then(|| parts.join("\n\n"));
     if prompt
@@ -56,10 +69,45 @@ pub fn asked(args: &RunArgs) -> Result<Asked, Failure> {
     Ok(Asked { model, prompt })
 }
 
+/// Whether standard input is a pipe or a file: something that the user put there. What scripts
+/// and services have instead (a terminal, /dev/null, a socket) is nothing to read.
+#[cfg(unix)]
+fn is_piped() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let input = io::stdin().as_fd().try_clone_to_owned();
+    let kind = input.and_then(|input| std::fs::File::from(input).metadata());
+    kind.is_ok_and(|kind| kind.is_file() || kind.file_type().is_fifo())
+}
+
+#[cfg(not(unix))]
+fn is_piped() -> bool {
+    !io::stdin().is_terminal()
+}
+
+/// Standard input beside a prompt. A pipe that nobody closes would be waited for in silence.
+fn read_piped() -> Result<String, Failure> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::Builder::new()
+        .spawn(move || {
+            // Nobody listens any more only if the program is ending.
+            let _ = sender.send(read(Path::new("-")));
+        })
+        .map_err(|error| Failure::Failed(format!("cannot read standard input: {error}")))?;
+    let input = receiver.recv_timeout(PATIENCE).or_else(|_| {
+        let _ = writeln!(
+            io::stderr(),
+            "kozue: waiting for the end of standard input, which follows the prompt (to leave it out: < /dev/null)"
+        );
+        receiver.recv()
+    });
+    input.map_err(|_| Failure::Failed("cannot read standard input".into()))?
+}
+
 fn read(file: &Path) -> Result<String, Failure> {
     let (bytes, name) = if file == Path::new("-") {
         let mut bytes = Vec::new();
-        let read = std::io::stdin().lock().read_to_end(&mut bytes);
+        let read = io::stdin().lock().read_to_end(&mut bytes);
         (read.map(|_| bytes), "standard input".to_string())
     } else {
         (std::fs::read(file), file.display().to_string())

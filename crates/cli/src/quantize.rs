@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 /// Runs the command.
 pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
-    let interrupt = Interrupt::listen()?;
+    let interrupt = Interrupt::on_any_end()?;
     let cpu = Cpu::new(args.threads);
     let options = Options {
         size: match args.size {
@@ -41,7 +41,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
     });
     bar.finish_and_clear();
     let report = match result {
-        Err(_) if interrupt.pressed() => return Err(Failure::Interrupted),
+        Err(_) if interrupt.pressed() => return Err(interrupt.failure()),
         other => other.map_err(Failure::failed)?,
     };
     show(args, &report).map_err(Failure::output)

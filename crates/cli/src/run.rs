@@ -34,7 +34,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let setup = Setup {
         args,
         loaded: &loaded,
-        interrupt: Interrupt::listen()?,
+        interrupt: Interrupt::on_ctrl_c()?,
     };
     match asked.prompt {
         None => chat::run(&setup),
@@ -97,7 +97,7 @@ impl Setup<'_> {
             answer
         };
         match answer.finish_reason {
-            FinishReason::Cancelled => Err(Failure::Interrupted),
+            FinishReason::Cancelled => Err(self.interrupt.failure()),
             FinishReason::Stop | FinishReason::Length => Ok(()),
         }
     }

@@ -123,6 +123,50 @@ fn prompts_come_from_files_and_standard_input() {
     }
 }
 
+/// `git diff | kozue run MODEL "Write a commit message for this:"`
+#[test]
+fn piped_text_follows_the_prompt() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("piped.txt");
+    std::fs::write(&file, "piped").unwrap();
+    let empty = folder.path().join("empty.txt");
+    std::fs::write(&empty, "").unwrap();
+    let model = tiny("llama");
+    let answer = |words: &[&str], input: Option<&std::path::Path>| {
+        let mut command = kozue(folder.path());
+        command
+            .args([
+                "run",
+                "--model",
+                model.to_str().unwrap(),
+                "--json",
+                "-n",
+                "1",
+            ])
+            .args(words);
+        if let Some(input) = input {
+            command.stdin(std::fs::File::open(input).unwrap());
+        }
+        json(&command.output().unwrap())["usage"]["prompt_tokens"].clone()
+    };
+    let prompt = file.to_str().unwrap();
+    assert_eq!(
+        answer(&["-m", "hello"], Some(&file)),
+        answer(&["hello\n\npiped"], None)
+    );
+    assert_eq!(
+        answer(&["hello", "-f", prompt], Some(&file)),
+        answer(&["hello\n\npiped\n\npiped"], None)
+    );
+    // Read once where a word says where it goes.
+    assert_eq!(
+        answer(&["hello", "-f", "-"], Some(&file)),
+        answer(&["hello\n\npiped"], None)
+    );
+    assert_eq!(answer(&["-"], Some(&file)), answer(&["piped"], None));
+    assert_eq!(answer(&["hello"], Some(&empty)), answer(&["hello"], None));
+}
+
 #[test]
 fn the_model_can_come_from_the_environment_or_the_folder() {
     let folder = tempfile::tempdir().unwrap();

@@ -62,6 +62,12 @@ fn a_missing_model_is_named_with_a_way_out() {
             &["/no/such/model", "scripts/fetch-model smollm2-135m"],
         );
     }
+    fails(
+        &run(&["inspekt", "/no/such/model"]),
+        2,
+        &["inspekt", "did you mean kozue inspect?"],
+    );
+    fails(&run(&["-q", "run", "M", "x"]), 2, &["kozue run first"]);
     let folder = tempfile::tempdir().unwrap();
     // A copy of the program far from any models folder.
     let program = folder.path().join("kozue");
@@ -77,6 +83,58 @@ fn a_missing_model_is_named_with_a_way_out() {
         1,
         &["KOZUE_MODEL", "scripts/fetch-model smollm2-135m"],
     );
+}
+
+#[test]
+fn paths_that_cannot_be_followed_say_why() {
+    let config = tiny("llama").join("config.json/");
+    fails(
+        &run(&["run", config.to_str().unwrap(), "x"]),
+        1,
+        &["config.json/", "a file, not a directory"],
+    );
+    let within = tiny("llama").join("config.json/model");
+    fails(
+        &run(&["inspect", within.to_str().unwrap()]),
+        1,
+        &["a file, not a directory"],
+    );
+    // A pipe is not waited for.
+    fails(&run(&["run", "/dev/null", "x"]), 1, &["no regular file"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn what_may_not_be_read_is_not_called_missing() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    for entry in std::fs::read_dir(tiny("llama")).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    let mode = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let files = ["config.json", "model.safetensors", "tokenizer.json"];
+    let places = files.map(|name| model.join(name));
+    for place in places.iter().chain([&model, &folder.path().to_path_buf()]) {
+        let (bad, good) = if place.is_dir() {
+            (0, 0o755)
+        } else {
+            (0, 0o644)
+        };
+        mode(place, bad);
+        let readable = std::fs::read_dir(place).is_ok() || std::fs::read(place).is_ok();
+        let output = run(&["run", model.to_str().unwrap(), "x"]);
+        mode(place, good);
+        if readable {
+            // The superuser may read everything.
+            return;
+        }
+        fails(&output, 1, &["Permission denied"]);
+    }
 }
 
 #[test]
@@ -151,6 +209,19 @@ fn a_reader_that_leaves_ends_the_answer_quietly() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(output.stderr.is_empty(), "{}", stderr(&output));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_closed_standard_output_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new("sh")
+        .current_dir(folder.path())
+        .args(["-c", "exec \"$@\" >&-", "sh", env!("CARGO_BIN_EXE_kozue")])
+        .args(["inspect", tiny("llama").to_str().unwrap()])
+        .output()
+        .unwrap();
+    fails(&output, 1, &["standard output is closed"]);
 }
 
 #[cfg(target_os = "linux")]

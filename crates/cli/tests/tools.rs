@@ -74,6 +74,96 @@ fn a_quantised_model_runs_and_inspects() {
     }
 }
 
+/// A model whose conversion takes a while: the tiny one with a larger vocabulary.
+#[cfg(unix)]
+fn large(folder: &std::path::Path) -> std::path::PathBuf {
+    use serde_json::Value;
+    const TOKENS: usize = 200_000;
+    let model = folder.join("large");
+    std::fs::create_dir(&model).unwrap();
+    let source = tiny("llama");
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(source.join(name), model.join(name)).unwrap();
+    }
+    let config = std::fs::read(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&config).unwrap();
+    config["vocab_size"] = TOKENS.into();
+    std::fs::write(model.join("config.json"), config.to_string()).unwrap();
+    let file = std::fs::read(source.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&file[8..8 + length]).unwrap();
+    let (mut data, mut entries) = (Vec::<u8>::new(), serde_json::Map::new());
+    for (name, entry) in header.as_object().unwrap() {
+        if name == "__metadata__" {
+            continue;
+        }
+        let at =
+            |index: usize| 8 + length + entry["data_offsets"][index].as_u64().unwrap() as usize;
+        let stored = &file[at(0)..at(1)];
+        let mut entry = entry.clone();
+        let start = data.len();
+        let whole = if name.contains("embed_tokens") || name.contains("lm_head") {
+            let width = entry["shape"][1].as_u64().unwrap() as usize;
+            entry["shape"][0] = TOKENS.into();
+            TOKENS * width * 4
+        } else {
+            stored.len()
+        };
+        data.extend(stored.iter().cycle().take(whole));
+        entry["data_offsets"] = serde_json::json!([start, data.len()]);
+        entries.insert(name.clone(), entry);
+    }
+    let header = Value::Object(entries).to_string();
+    let mut out = (header.len() as u64).to_le_bytes().to_vec();
+    out.extend(header.as_bytes());
+    out.extend(data);
+    std::fs::write(model.join("model.safetensors"), out).unwrap();
+    model
+}
+
+#[cfg(unix)]
+#[test]
+fn a_conversion_that_is_told_to_end_leaves_nothing_behind() {
+    use std::process::{Command, Stdio};
+    let folder = tempfile::tempdir().unwrap();
+    let model = large(folder.path());
+    let left = || {
+        let names = std::fs::read_dir(folder.path()).unwrap();
+        let mut names: Vec<String> = names
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.starts_with(".out."))
+            .collect();
+        names.sort();
+        names
+    };
+    let end_by = |signal: &str| {
+        let mut child = support::kozue(folder.path())
+            .args(["quantize", model.to_str().unwrap(), "out", "--size", "M"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        while left().is_empty() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        let id = child.id().to_string();
+        Command::new("kill").args([signal, &id]).status().unwrap();
+        child.wait().unwrap().code()
+    };
+    for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+        assert_eq!(end_by(signal), Some(code), "{signal}");
+        assert_eq!(left(), [""; 0], "{signal}");
+    }
+    // Nothing can be done about this one; the next conversion tidies up.
+    assert_eq!(end_by("-KILL"), None);
+    assert_eq!(left(), [".out.0.tmp"]);
+    let tiny = tiny("llama");
+    let args = ["quantize", tiny.to_str().unwrap(), "out", "--size", "M"];
+    let output = support::kozue(folder.path()).args(args).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(left(), [""; 0]);
+}
+
 #[test]
 fn bench_measures_what_it_is_asked_for() {
     let model = tiny("qwen3_5");
