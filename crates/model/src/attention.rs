@@ -99,16 +99,14 @@ impl Attention {
         let width = self.qkv.outputs();
         let mut qkv = cpu.scratch(rows * width);
         linear(cpu, &self.qkv, x, &mut qkv);
-        if let (Some(q_norm), Some(k_norm)) = (&self.q_norm, &self.k_norm) {
-            rms_norm_heads(cpu, &mut qkv, self.q_at, q_norm, self.norm_eps);
-            rms_norm_heads(cpu, &mut qkv, self.k_at, k_norm, self.norm_eps);
-        }
         let positions = positions(
             rows,
             parts.iter().map(|(span, part, len, _)| (span, part, *len)),
         );
-        self.rope.apply(cpu, &mut qkv, self.q_at, &positions);
-        self.rope.apply(cpu, &mut qkv, self.k_at, &positions);
+        for (at, norm) in [(self.q_at, &self.q_norm), (self.k_at, &self.k_norm)] {
+            let norm = norm.as_ref().map(|weight| (&weight[..], self.norm_eps));
+            norm_and_rotate(cpu, &mut qkv, at, norm, &self.rope, &positions);
+        }
 
         let mixed_at = Heads::packed(self.q_at.count, self.q_at.dim);
         let mut mixed = cpu.scratch(rows * mixed_at.row);
@@ -128,6 +126,22 @@ impl Attention {
         linear(cpu, &self.output, &mixed, &mut out);
         out
     }
+}
+
+/// Queries or keys as scores take them: normed head by head, where there is a norm (weight and
+/// epsilon), then rotated to the positions of their rows.
+pub(crate) fn norm_and_rotate(
+    cpu: &Cpu,
+    x: &mut [f32],
+    at: Heads,
+    norm: Option<(&[f32], f32)>,
+    rope: &Rope,
+    positions: &[u32],
+) {
+    if let Some((weight, eps)) = norm {
+        rms_norm_heads(cpu, x, at, weight, eps);
+    }
+    rope.apply(cpu, x, at, positions);
 }
 
 /// Position of every row of a pass: a chain's tokens follow its `len` tokens one by one, a tree's

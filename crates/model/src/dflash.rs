@@ -12,9 +12,9 @@
 use kozue_checkpoint::{DFlashConfig, Drafter, DrafterKind, Tensors};
 use kozue_kernels::{
     Cpu, Heads, KvCache, KvType, Linear, Rope, Visible, add_assign, attention, linear, rms_norm,
-    rms_norm_heads,
 };
 
+use crate::attention::norm_and_rotate;
 use crate::mlp::Mlp;
 use crate::model::projection;
 use crate::{Error, Model};
@@ -23,6 +23,8 @@ use crate::{Error, Model};
 pub struct DFlash {
     config: DFlashConfig,
     kv: KvType,
+    /// The target's embedding of a position to be drafted.
+    mask: Vec<f32>,
     /// Tapped streams side by side, to the drafter's width.
     fc: Linear,
     context_norm: Vec<f32>,
@@ -119,6 +121,8 @@ impl DFlash {
         }
         let shape = &config.shape;
         let hidden = shape.hidden_size;
+        let mut mask = vec![0.0; hidden];
+        target.embed(config.mask_token, &mut mask)?;
         let norm = |name: &str, len: usize| drafter.vector(&format!("{name}.weight"), len);
         let layers = config
             .masks
@@ -173,6 +177,7 @@ impl DFlash {
             ),
             q_at: Heads::packed(shape.attention.heads, shape.attention.head_dim),
             kv: target.kv(),
+            mask,
             config,
         };
         drafter.finish()?;
@@ -237,16 +242,11 @@ impl DFlash {
         let (hidden, rows) = (shape.hidden_size, self.config.block);
         let (q_at, scale) = (self.q_at, (shape.attention.head_dim as f32).powf(-0.5));
         let mut x = cpu.scratch(rows * hidden);
-        for (row, x) in x.chunks_exact_mut(hidden).enumerate() {
-            target.embed(
-                if row == 0 {
-                    token
-                } else {
-                    self.config.mask_token
-                },
-                x,
-            )?;
+        let mut inputs = x.chunks_exact_mut(hidden);
+        if let Some(first) = inputs.next() {
+            target.embed(token, first)?;
         }
+        inputs.for_each(|input| input.copy_from_slice(&self.mask));
         let positions = positions(state.len, rows);
         let mut normed = cpu.scratch(rows * hidden);
         let mut q = cpu.scratch(rows * q_at.row);
@@ -255,8 +255,8 @@ impl DFlash {
         for (layer, cache) in self.layers.iter().zip(&mut state.caches) {
             rms_norm(cpu, &x, &layer.input_norm, self.eps(), &mut normed);
             linear(cpu, &layer.q, &normed, &mut q);
-            rms_norm_heads(cpu, &mut q, q_at, &layer.q_norm, self.eps());
-            self.rope.apply(cpu, &mut q, q_at, &positions);
+            let q_norm = Some((&layer.q_norm[..], self.eps()));
+            norm_and_rotate(cpu, &mut q, q_at, q_norm, &self.rope, &positions);
             // The block's keys and values lie past the context and are written over next time.
             self.write_kv(cpu, layer, cache, &normed, &positions);
             let visible: Vec<Visible> = (0..rows)
@@ -302,8 +302,8 @@ impl DFlash {
         };
         let mut kv = cpu.scratch(positions.len() * row);
         linear(cpu, &layer.kv, x, &mut kv);
-        rms_norm_heads(cpu, &mut kv, k_at, &layer.k_norm, self.eps());
-        self.rope.apply(cpu, &mut kv, k_at, positions);
+        let k_norm = Some((&layer.k_norm[..], self.eps()));
+        norm_and_rotate(cpu, &mut kv, k_at, k_norm, &self.rope, positions);
         if let Some(&first) = positions.first() {
             cache.write_rows(cpu, first as usize, (&kv, k_at), (&kv, v_at));
         }

@@ -16,6 +16,7 @@ use kozue_kernels::{
     rms_norm, silu_mul,
 };
 
+use crate::attention::norm_and_rotate;
 use crate::model::projection;
 use crate::{Error, Model};
 
@@ -188,12 +189,26 @@ impl Weaver {
     /// row that chose the newest token, `proposals` the drafter's rows after the first, rows x
     /// hidden size; both unscaled as the head reads them.
     pub fn begin(&self, cpu: &Cpu, hidden: &[f32], proposals: &[f32]) -> Weave {
+        let cache = || KvCache::new(self.k_at.count, self.k_at.dim, KvType::F32);
+        let mut weave = Weave {
+            prefix: 0,
+            expanded: 0,
+            caches: self.blocks.iter().map(|_| cache()).collect(),
+        };
+        self.restart(cpu, &mut weave, hidden, proposals);
+        weave
+    }
+
+    /// As [`Weaver::begin`], in the memory of an earlier round.
+    pub fn restart(&self, cpu: &Cpu, weave: &mut Weave, hidden: &[f32], proposals: &[f32]) {
         let width = self.config.rank;
-        let mut rows = hidden.to_vec();
         let depth = (proposals.len() / hidden.len()).min(self.config.depth);
-        rows.extend_from_slice(&proposals[..depth * hidden.len()]);
-        let normed = self.hidden_norm.apply(cpu, &rows);
-        let mut x = cpu.scratch(width * (depth + 1));
+        let rows = depth + 1;
+        let mut states = cpu.scratch(rows * hidden.len());
+        states[..hidden.len()].copy_from_slice(hidden);
+        states[hidden.len()..].copy_from_slice(&proposals[..depth * hidden.len()]);
+        let normed = self.hidden_norm.apply(cpu, &states);
+        let mut x = cpu.scratch(rows * width);
         linear(cpu, &self.proposal_in, &normed, &mut x);
         if let Positions::Learned(table) = &self.positions {
             // The target's own row comes before the first position.
@@ -201,21 +216,25 @@ impl Weaver {
                 *x += position;
             }
         }
-        let mut weave = Weave {
-            prefix: depth + 1,
-            expanded: 0,
-            caches: self.blocks.iter().map(|_| self.new_cache()).collect(),
-        };
-        let positions: Vec<u32> = (0..=depth as u32).collect();
-        let visible: Vec<Visible<'_>> = (0..=depth)
-            .map(|row| Visible {
+        weave.prefix = rows;
+        weave.expanded = 0;
+        let positions: Vec<u32> = (0..rows as u32).collect();
+        let visible: Vec<Visible<'_>> = (1..=rows)
+            .map(|prefix| Visible {
                 first: 0,
-                prefix: row + 1,
+                prefix,
                 tail: &[],
             })
             .collect();
-        self.blocks(cpu, &mut weave.caches, 0, x, &positions, &visible);
-        weave
+        let last = self.blocks.len() - 1;
+        for (index, cache) in weave.caches.iter_mut().enumerate() {
+            let block = &self.blocks[index];
+            let qkv = self.read(cpu, block, cache, 0, &x, &positions);
+            // Of the last block only keys and values are ever looked at.
+            if index < last {
+                self.finish(cpu, block, cache, &qkv, &visible, &mut x);
+            }
+        }
     }
 
     /// Reads `nodes` and returns for each the query whose product with a row of the target's head
@@ -271,7 +290,10 @@ impl Weaver {
             .iter()
             .map(|node| node.ancestors.len().min(self.config.depth - 1) as u32 + 1)
             .collect();
-        let x = self.blocks(cpu, &mut weave.caches, first, x, &positions, &visible);
+        for (block, cache) in self.blocks.iter().zip(&mut weave.caches) {
+            let qkv = self.read(cpu, block, cache, first, &x, &positions);
+            self.finish(cpu, block, cache, &qkv, &visible, &mut x);
+        }
         weave.expanded += nodes.len();
         let normed = self.out_norm.apply(cpu, &x);
         let mut queries = vec![0.0; nodes.len() * hidden];
@@ -279,50 +301,56 @@ impl Weaver {
         Ok(queries)
     }
 
-    fn new_cache(&self) -> KvCache {
-        KvCache::new(self.k_at.count, self.k_at.dim, KvType::F32)
-    }
-
-    /// Takes rows through all blocks; their keys and values go to the slots from `first` on.
-    fn blocks<'c>(
+    /// Queries, keys and values of rows; keys and values go to the slots from `first` on.
+    fn read<'c>(
         &self,
         cpu: &'c Cpu,
-        caches: &mut [KvCache],
+        block: &Block,
+        cache: &mut KvCache,
         first: usize,
-        mut x: Scratch<'c, f32>,
+        x: &[f32],
         positions: &[u32],
-        visible: &[Visible<'_>],
     ) -> Scratch<'c, f32> {
-        let (width, rows) = (self.config.rank, positions.len());
-        let scale = (self.k_at.dim as f32).powf(-0.5);
-        for (block, cache) in self.blocks.iter().zip(caches) {
-            let normed = block.norm_attn.apply(cpu, &x);
-            let mut qkv = cpu.scratch(rows * 3 * width);
-            linear(cpu, &block.qkv, &normed, &mut qkv);
-            if let Positions::Rotary(rope) = &self.positions {
-                rope.apply(cpu, &mut qkv, self.q_at, positions);
-                rope.apply(cpu, &mut qkv, self.k_at, positions);
-            }
-            cache.write_rows(cpu, first, (&qkv, self.k_at), (&qkv, self.v_at));
-            let mut mixed = cpu.scratch(rows * width);
-            attention(cpu, cache, (&qkv, self.q_at), visible, scale, &mut mixed);
-            let mut out = cpu.scratch(rows * width);
-            linear(cpu, &block.output, &mixed, &mut out);
-            add_assign(cpu, &mut x, &out);
-            let normed = block.norm_mlp.apply(cpu, &x);
-            let mut up = cpu.scratch(rows * block.up.outputs());
-            linear(cpu, &block.up, &normed, &mut up);
-            if self.config.gated {
-                let mut inner = cpu.scratch(rows * block.down.inputs());
-                silu_mul(cpu, &up, block.down.inputs(), &mut inner);
-                linear(cpu, &block.down, &inner, &mut out);
-            } else {
-                up.iter_mut().for_each(|x| *x = gelu(*x));
-                linear(cpu, &block.down, &up, &mut out);
-            }
-            add_assign(cpu, &mut x, &out);
+        let normed = block.norm_attn.apply(cpu, x);
+        let mut qkv = cpu.scratch(positions.len() * block.qkv.outputs());
+        linear(cpu, &block.qkv, &normed, &mut qkv);
+        if let Positions::Rotary(rope) = &self.positions {
+            norm_and_rotate(cpu, &mut qkv, self.q_at, None, rope, positions);
+            norm_and_rotate(cpu, &mut qkv, self.k_at, None, rope, positions);
         }
-        x
+        cache.write_rows(cpu, first, (&qkv, self.k_at), (&qkv, self.v_at));
+        qkv
+    }
+
+    /// Attention and MLP of a block, added to the rows `x`.
+    fn finish(
+        &self,
+        cpu: &Cpu,
+        block: &Block,
+        cache: &KvCache,
+        qkv: &[f32],
+        visible: &[Visible<'_>],
+        x: &mut [f32],
+    ) {
+        let rows = visible.len();
+        let scale = (self.k_at.dim as f32).powf(-0.5);
+        let mut mixed = cpu.scratch(x.len());
+        attention(cpu, cache, (qkv, self.q_at), visible, scale, &mut mixed);
+        let mut out = cpu.scratch(x.len());
+        linear(cpu, &block.output, &mixed, &mut out);
+        add_assign(cpu, x, &out);
+        let normed = block.norm_mlp.apply(cpu, x);
+        let mut up = cpu.scratch(rows * block.up.outputs());
+        linear(cpu, &block.up, &normed, &mut up);
+        if self.config.gated {
+            let mut inner = cpu.scratch(rows * block.down.inputs());
+            silu_mul(cpu, &up, block.down.inputs(), &mut inner);
+            linear(cpu, &block.down, &inner, &mut out);
+        } else {
+            up.iter_mut().for_each(|x| *x = gelu(*x));
+            linear(cpu, &block.down, &up, &mut out);
+        }
+        add_assign(cpu, x, &out);
     }
 }
 

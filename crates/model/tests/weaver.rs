@@ -46,7 +46,12 @@ impl Case {
             self.drafted.tensor("final"),
             self.drafted.tensor("proposals"),
         );
-        let mut weave = self.weaver.begin(cpu, &last, &proposals);
+        // Memory of an earlier, longer round.
+        let mut weave = self.weaver.begin(cpu, &proposals[..last.len()], &proposals);
+        self.weaver
+            .expand(cpu, &self.target, &mut weave, &self.nodes)
+            .unwrap();
+        self.weaver.restart(cpu, &mut weave, &last, &proposals);
         let mut queries = Vec::new();
         let mut nodes = &self.nodes[..];
         for &batch in batches {
