@@ -136,8 +136,10 @@ impl<'a> Bench<'a> {
             parts.time("draft: head", || {
                 linear(cpu, target.head(), &rows, &mut logits);
             });
-            let mut weave =
-                parts.time("weave: begin", || weaver.begin(cpu, &last[..hidden], &rows));
+            let weave = weave.get_or_insert_with(|| weaver.begin(cpu, &last[..hidden], &rows));
+            parts.time("weave: restart", || {
+                weaver.restart(cpu, weave, &last[..hidden], &rows);
+            });
             let mut expanded = 0;
             for count in CALLS {
                 let nodes: Vec<WeaveNode> = (expanded..expanded + count)
