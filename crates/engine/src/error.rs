@@ -71,4 +71,14 @@ pub enum Error {
     /// The model could not run.
     #[error("{0}")]
     Model(String),
+    /// What should draft cannot be used.
+    #[error("{0}")]
+    Draft(String),
+}
+
+impl Error {
+    /// A drafter's files or network are the cause.
+    pub(crate) fn draft(error: impl std::fmt::Display) -> Error {
+        Error::Draft(error.to_string())
+    }
 }

@@ -4,17 +4,22 @@ use crate::chat::ChatTemplate;
 use crate::error::Error;
 use crate::memory::release_unused;
 use crate::session::Session;
+use crate::speculation::{DraftKind, Speculation, SpeculationOptions, Speculator};
 use crate::target::LanguageModel;
 use crate::tokenizer::{Control, Tokenizer};
 use kozue_checkpoint::description::TokenizerSource;
 use kozue_checkpoint::{Checkpoint, Description};
 use kozue_kernels::{Cpu, KvType};
-use kozue_model::{Model, State};
+use kozue_model::{Model, Outputs, PassOutput, Segment, State};
 use std::path::Path;
+use std::sync::Arc;
+
+/// Memory for snapshots of earlier turns in a session.
+const SNAPSHOT_BYTES: usize = 1 << 30;
 
 /// A model on this machine's processor.
 pub struct CpuModel {
-    cpu: Cpu,
+    cpu: Arc<Cpu>,
     model: Model,
 }
 
@@ -45,14 +50,23 @@ impl LanguageModel for CpuModel {
         self.model.new_state()
     }
 
-    fn advance(
+    fn state_bytes(&self, state: &State) -> usize {
+        state.bytes()
+    }
+
+    fn pass(
         &self,
-        state: &mut State,
-        tokens: &[u32],
-        logit_rows: usize,
-    ) -> Result<Vec<f32>, Error> {
+        segments: &mut [Segment<'_, State>],
+        wanted: Outputs<'_>,
+    ) -> Result<PassOutput, Error> {
         self.model
-            .advance(&self.cpu, state, tokens, logit_rows)
+            .pass(&self.cpu, segments, wanted)
+            .map_err(|error| Error::Model(error.to_string()))
+    }
+
+    fn commit(&self, state: &mut State, path: &[usize]) -> Result<(), Error> {
+        state
+            .commit(&self.cpu, path)
             .map_err(|error| Error::Model(error.to_string()))
     }
 }
@@ -66,11 +80,22 @@ pub struct Loaded {
     pub tokenizer: Tokenizer,
     /// The weights.
     pub model: CpuModel,
+    kv: KvType,
+    speculation: Option<Box<Speculation>>,
 }
 
 impl Loaded {
     /// Opens the model at `path`. Errors: whatever is wrong with its files.
     pub fn open(path: &Path, cpu: Cpu, kv: KvType) -> Result<Loaded, Error> {
+        Loaded::open_on(path, Arc::new(cpu), kv)
+    }
+
+    /// Opens another model on the same processor.
+    pub fn beside(&self, path: &Path) -> Result<Loaded, Error> {
+        Loaded::open_on(path, self.model.cpu.clone(), self.kv)
+    }
+
+    fn open_on(path: &Path, cpu: Arc<Cpu>, kv: KvType) -> Result<Loaded, Error> {
         let checkpoint = Checkpoint::open(path).map_err(|error| Error::Model(error.to_string()))?;
         // A large vocabulary takes as long to read as packed weights.
         let (tokenizer, model) = std::thread::scope(|scope| {
@@ -95,7 +120,29 @@ impl Loaded {
             bytes_per_pass,
             tokenizer,
             model,
+            kv,
+            speculation: None,
         })
+    }
+
+    /// Loads what drafts; `path` is where this model was opened.
+    ///
+    /// Errors: no such drafter, a damaged one, or one that was made for another target.
+    pub fn speculate(&mut self, path: &Path, options: &SpeculationOptions) -> Result<(), Error> {
+        self.speculation = Some(Box::new(Speculation::open(options, path, self)?));
+        Ok(())
+    }
+
+    /// What drafts.
+    pub fn draft_kind(&self) -> DraftKind {
+        self.speculation
+            .as_ref()
+            .map_or(DraftKind::None, |speculation| speculation.kind())
+    }
+
+    /// A drafter for a new sequence; `None` for plain decoding.
+    pub fn speculator(&self) -> Option<Speculator<'_>> {
+        self.speculation.as_ref()?.start(&self.model)
     }
 
     /// What the checkpoint says of itself, without the tokenizer's text.
@@ -139,7 +186,9 @@ impl Loaded {
             &self.tokenizer,
             &self.description.generation.eos,
             context,
+            SNAPSHOT_BYTES,
         )
+        .speculating(|| self.speculator())
     }
 }
 

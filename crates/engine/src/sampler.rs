@@ -6,6 +6,7 @@
 use crate::error::Error;
 use crate::noise::Noise;
 use crate::sampling::Sampling;
+use crate::top::keep_top;
 use crate::transcendental::{exp, ln};
 use std::cmp::Ordering;
 
@@ -14,17 +15,14 @@ use std::cmp::Ordering;
 pub struct History<'a> {
     /// Tokens of the prompt.
     pub prompt: &'a [u32],
-    /// Tokens of the answer so far.
+    /// Tokens of the answer so far; at a node of a draft tree, those on its path too.
     pub answer: &'a [u32],
-    /// Drafted tokens after the answer, on the way from a tree's root to the node; they count
-    /// as part of the answer.
-    pub path: &'a [u32],
 }
 
 impl History<'_> {
     /// How many tokens there are: the absolute position of the token to be drawn.
     pub fn len(&self) -> usize {
-        self.prompt.len() + self.answer.len() + self.path.len()
+        self.prompt.len() + self.answer.len()
     }
 
     /// Whether there is no token at all.
@@ -41,6 +39,7 @@ pub struct Sampler {
     /// Noise or weights of all tokens.
     values: Vec<f64>,
     candidates: Vec<Candidate>,
+    best: Vec<(u32, f32)>,
     /// Occurrences per token in the answer and, in the top bit, whether it was seen at all.
     counts: Vec<u32>,
     touched: Vec<u32>,
@@ -69,6 +68,7 @@ impl Sampler {
             adjusted: Vec::new(),
             values: Vec::new(),
             candidates: Vec::new(),
+            best: Vec::new(),
             touched: Vec::new(),
         })
     }
@@ -111,16 +111,14 @@ impl Sampler {
             return;
         }
         let window = self.sampling.penalty_window.unwrap_or(usize::MAX);
-        let answer = history.path.iter().rev().chain(history.answer.iter().rev());
-        let answer_len = history.path.len() + history.answer.len();
-        for &token in answer.take(window) {
+        for &token in history.answer.iter().rev().take(window) {
             self.count(token, 1);
         }
         for &token in history
             .prompt
             .iter()
             .rev()
-            .take(window.saturating_sub(answer_len))
+            .take(window.saturating_sub(history.answer.len()))
         {
             self.count(token, 0);
         }
@@ -172,7 +170,7 @@ impl Sampler {
         };
         match top_k {
             Some(k) => {
-                keep_top_k(&mut self.candidates, logits, k.max(1));
+                keep_top_k(&mut self.candidates, &mut self.best, logits, k.max(1));
                 if top_p < 1.0 {
                     let total = weigh(&mut self.candidates, scale);
                     cut_at_mass(&mut self.candidates, top_p * total);
@@ -265,32 +263,15 @@ fn best_first(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.token.cmp(&b.token))
 }
 
-/// Fills `kept` with the `k` best tokens. Collects at most 2k at a time, so that most of a
-/// large vocabulary costs one comparison each.
-fn keep_top_k(kept: &mut Vec<Candidate>, logits: &[f32], k: usize) {
+/// Fills `kept` with the `k` best tokens.
+fn keep_top_k(kept: &mut Vec<Candidate>, best: &mut Vec<(u32, f32)>, logits: &[f32], k: usize) {
+    keep_top(best, logits, k);
     kept.clear();
-    let limit = (2 * k).max(64);
-    let mut floor = f32::NEG_INFINITY;
-    for (token, &logit) in logits.iter().enumerate() {
-        // A later token that only equals the floor has a higher id than k tokens at least as
-        // good, so it is out.
-        if logit > floor || (kept.len() < k && logit == floor) {
-            kept.push(Candidate {
-                token: token as u32,
-                logit,
-                weight: 0.0,
-            });
-            if kept.len() > limit {
-                kept.select_nth_unstable_by(k - 1, best_first);
-                kept.truncate(k);
-                floor = kept[k - 1].logit;
-            }
-        }
-    }
-    if kept.len() > k {
-        kept.select_nth_unstable_by(k - 1, best_first);
-        kept.truncate(k);
-    }
+    kept.extend(best.iter().map(|&(token, logit)| Candidate {
+        token,
+        logit,
+        weight: 0.0,
+    }));
 }
 
 /// What turns a logit into a weight: e^((logit - best) / temperature).

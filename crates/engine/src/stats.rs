@@ -1,9 +1,10 @@
 //! What an answer cost.
 
+use crate::speculation::{SpeculationCounts, SpeculationStats};
 use serde::Serialize;
 
 /// Times, speeds, memory and energy of one answer. A figure that cannot be had is `None`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stats {
     /// Seconds from the request to the first token of the answer.
     pub time_to_first_token_s: Option<f64>,
@@ -21,6 +22,8 @@ pub struct Stats {
     pub energy_j: Option<f64>,
     /// Seconds from the request to the end of the answer.
     pub duration_s: f64,
+    /// What drafts did; `None` where nothing was drafted.
+    pub speculation: Option<SpeculationStats>,
     /// Energy up to the first token, by prompt token computed.
     #[serde(skip)]
     pub energy_per_input_token_j: Option<f64>,
@@ -33,7 +36,7 @@ pub struct Stats {
 }
 
 /// What was counted during one request.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub prefilled: usize,
     pub reused: usize,
@@ -45,6 +48,7 @@ pub(crate) struct Counts {
     pub prefill_energy_j: Option<f64>,
     pub energy_j: Option<f64>,
     pub memory_bytes: Option<u64>,
+    pub speculation: SpeculationCounts,
 }
 
 impl Counts {
@@ -69,6 +73,7 @@ impl Counts {
                 .and_then(|energy| ratio(energy, Some(self.prefilled as f64))),
             energy_per_output_token_j: decode_energy.and_then(|energy| ratio(energy, Some(later))),
             reused_tokens: self.reused,
+            speculation: self.speculation.stats(self.forward_passes),
         }
     }
 }

@@ -1,11 +1,12 @@
-//! What a session needs of a language model.
+//! What the engine needs of a language model.
 
 use crate::error::Error;
+use kozue_model::{Outputs, PassOutput, Rows, Segment};
 
-/// A decoder-only language model that advances one sequence at a time.
+/// A decoder-only language model that takes rows of several sequences through one pass.
 pub trait LanguageModel {
-    /// All that a sequence leaves behind: keys, values, recurrent states.
-    type State;
+    /// All that a sequence leaves behind: keys, values, recurrent states. A clone is a snapshot.
+    type State: Clone;
 
     /// Number of token ids, which is the length of a row of logits.
     fn vocab_size(&self) -> usize;
@@ -16,20 +17,36 @@ pub trait LanguageModel {
     /// The state before the first token.
     fn new_state(&self) -> Self::State;
 
-    /// Advances a sequence by `tokens` and gives the logits after each of the last
-    /// `logit_rows` of them, row after row (`logit_rows * vocab_size` values).
+    /// Bytes that a state holds.
+    fn state_bytes(&self, state: &Self::State) -> usize;
+
+    /// Takes the rows of all segments through the model together: chains advance their states,
+    /// trees wait for [`LanguageModel::commit`].
     ///
-    /// After an error the state is unusable.
+    /// After an error the states are unusable.
+    fn pass(
+        &self,
+        segments: &mut [Segment<'_, Self::State>],
+        wanted: Outputs<'_>,
+    ) -> Result<PassOutput<Self::State>, Error>;
+
+    /// Advances a state along `path`, nodes of its last tree, root first.
+    fn commit(&self, state: &mut Self::State, path: &[usize]) -> Result<(), Error>;
+
+    /// Advances one sequence by `tokens` and gives the logits after each of the last
+    /// `logit_rows` of them, row after row (`logit_rows * vocab_size` values).
     fn advance(
         &self,
         state: &mut Self::State,
         tokens: &[u32],
         logit_rows: usize,
-    ) -> Result<Vec<f32>, Error>;
-
-    /// Takes a state back to its first `len` tokens, bit for bit. `false`, with the state
-    /// unchanged, where the model cannot: a recurrent state does not remember.
-    fn truncate(&self, _state: &mut Self::State, _len: usize) -> bool {
-        false
+    ) -> Result<Vec<f32>, Error> {
+        let segment = Segment {
+            state,
+            rows: Rows::Chain(tokens),
+            logit_rows,
+            snapshot: None,
+        };
+        Ok(self.pass(&mut [segment], Outputs::default())?.logits)
     }
 }

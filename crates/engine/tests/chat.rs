@@ -329,7 +329,8 @@ fn second_turn(answer: &str, source: &str, stop: &[&str]) -> (usize, usize, Vec<
     let template = template(source);
     let model = Scripted::new(&tokenizer);
     let end = tokenizer.id("<|im_end|>").unwrap();
-    let mut session = Session::new(&model, &tokenizer, &[end], 4096);
+    let ends = [end];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, 1 << 20);
     let mut chat = Conversation::new(&template, &tokenizer, ChatOptions::default(), Some("s"));
     let mut take_turn = |question: &str| -> (usize, Vec<u32>) {
         let before = model.computed.get();
@@ -383,7 +384,10 @@ fn a_second_turn_computes_only_what_is_new() {
 fn a_second_turn_after_a_dropped_thought_is_whole_and_right() {
     let tokenizer = tokenizer();
     let (computed, length, prompt) = second_turn("<think>\nhm\n</think>\n\nyes", QWEN3, &[]);
-    assert_eq!(computed, length);
+    // The first question is kept; from the answer on all is new.
+    let turn = tokenizer.id("<|im_start|>").unwrap();
+    let turns: Vec<usize> = (0..length).filter(|&i| prompt[i] == turn).collect();
+    assert_eq!(computed, length - turns[2]);
     assert_eq!(
         prompt,
         encode(

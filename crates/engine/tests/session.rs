@@ -6,7 +6,10 @@ use kozue_engine::sampling::Sampling;
 use kozue_engine::tokenizer::Tokenizer;
 use kozue_engine::{Answer, Error, Event, FinishReason, Request, Session};
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::{Scripted, encode, tokenizer};
+use support::{Scripted, encode, read, tokenizer};
+
+/// Room for every snapshot of a test.
+const CACHE: usize = 1 << 20;
 
 fn request(prompt: &[u32]) -> Request {
     Request {
@@ -40,7 +43,8 @@ fn set_up(tokenizer: &Tokenizer, text: &str) -> (Scripted, Vec<u32>, Vec<u32>) {
 fn an_answer_ends_at_the_end_token() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "hello there");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let mut streamed = String::new();
     let result = session
         .generate(&request(&prompt), &AtomicBool::new(false), &mut |event| {
@@ -59,14 +63,15 @@ fn an_answer_ends_at_the_end_token() {
     assert_eq!(result.stats.forward_passes, answer.len() - 1);
     assert_eq!(result.stats.tokens_per_forward_pass, Some(1.0));
     // The end token was drawn, not read.
-    assert_eq!(session.state().len(), prompt.len() + answer.len() - 1);
+    assert_eq!(read(&session).len(), prompt.len() + answer.len() - 1);
 }
 
 #[test]
 fn the_end_token_can_be_ignored() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "x");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let request = Request {
         ignore_eos: true,
         max_tokens: Some(7),
@@ -82,7 +87,8 @@ fn the_token_limit_is_exact() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "one two three four");
     for limit in [0, 1, 2, answer.len() - 1] {
-        let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+        let ends = [eos(&tokenizer)];
+        let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
         let request = Request {
             max_tokens: Some(limit),
             ..request(&prompt)
@@ -97,7 +103,8 @@ fn the_token_limit_is_exact() {
 fn the_answer_ends_where_the_context_is_full() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "one two three four");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], prompt.len() + 3);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, prompt.len() + 3, CACHE);
     let result = run(&mut session, &request(&prompt)).unwrap();
     assert_eq!(result.token_ids, answer[..3]);
     assert_eq!(result.finish_reason, FinishReason::Length);
@@ -108,7 +115,7 @@ fn a_prompt_that_fills_the_context_is_an_error_with_both_lengths() {
     let tokenizer = tokenizer();
     let (model, prompt, _) = set_up(&tokenizer, "x");
     for context in [1, prompt.len()] {
-        let mut session = Session::new(&model, &tokenizer, &[], context);
+        let mut session = Session::new(&model, &tokenizer, &[], context, CACHE);
         let error = run(&mut session, &request(&prompt))
             .unwrap_err()
             .to_string();
@@ -126,7 +133,7 @@ fn a_prompt_that_fills_the_context_is_an_error_with_both_lengths() {
 fn empty_prompts_and_unknown_tokens_are_refused() {
     let tokenizer = tokenizer();
     let model = Scripted::new(&tokenizer);
-    let mut session = Session::new(&model, &tokenizer, &[], 100);
+    let mut session = Session::new(&model, &tokenizer, &[], 100, CACHE);
     assert!(matches!(
         run(&mut session, &request(&[])),
         Err(Error::EmptyPrompt)
@@ -142,7 +149,8 @@ fn empty_prompts_and_unknown_tokens_are_refused() {
 fn a_stop_string_across_tokens_cuts_the_text() {
     let tokenizer = tokenizer();
     let (model, prompt, _) = set_up(&tokenizer, "keep this DONE not this");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let mut streamed = String::new();
     let request = Request {
         stop: vec![" DONE".into(), "never".into()],
@@ -166,7 +174,8 @@ fn a_stop_string_across_tokens_cuts_the_text() {
 fn cancelling_keeps_what_there_is() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "one two three four five");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let cancel = AtomicBool::new(false);
     let mut pieces = 0;
     let result = session
@@ -188,7 +197,7 @@ fn cancelling_in_prefill_gives_an_empty_answer_and_a_usable_session() {
     let tokenizer = tokenizer();
     let model = Scripted::new(&tokenizer);
     let prompt = vec![1; 2000];
-    let mut session = Session::new(&model, &tokenizer, &[], 4096);
+    let mut session = Session::new(&model, &tokenizer, &[], 4096, CACHE);
     let cancel = AtomicBool::new(false);
     let mut progress = Vec::new();
     let result = session
@@ -213,14 +222,15 @@ fn cancelling_in_prefill_gives_an_empty_answer_and_a_usable_session() {
     )
     .unwrap();
     assert_eq!(model.computed.get(), 2000);
-    assert_eq!(session.state(), &prompt);
+    assert_eq!(read(&session), prompt);
 }
 
 #[test]
 fn only_new_tokens_are_computed_when_a_prompt_continues() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "fine");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     run(&mut session, &request(&prompt)).unwrap();
     let before = model.computed.get();
     let mut longer = prompt.clone();
@@ -239,17 +249,18 @@ fn only_new_tokens_are_computed_when_a_prompt_continues() {
         longer.len() - (prompt.len() + answer.len() - 1)
     );
     assert_eq!(result.stats.reused_tokens, prompt.len() + answer.len() - 1);
-    assert_eq!(session.state(), &longer);
+    assert_eq!(read(&session), longer);
 }
 
 #[test]
 fn a_prompt_that_differs_starts_afresh() {
     let tokenizer = tokenizer();
     let (model, prompt, _) = set_up(&tokenizer, "fine");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     run(&mut session, &request(&prompt)).unwrap();
     let mut other = prompt.clone();
-    *other.last_mut().unwrap() += 1;
+    other[0] += 1;
     let result = run(
         &mut session,
         &Request {
@@ -258,65 +269,55 @@ fn a_prompt_that_differs_starts_afresh() {
         },
     )
     .unwrap();
-    assert_eq!(session.state(), &other);
+    assert_eq!(read(&session), other);
     assert_eq!(result.stats.reused_tokens, 0);
-}
-
-#[test]
-fn a_model_that_can_go_back_keeps_the_common_part() {
-    let tokenizer = tokenizer();
-    let (mut model, prompt, _) = set_up(&tokenizer, "fine");
-    model.can_truncate = true;
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
-    run(&mut session, &request(&prompt)).unwrap();
-    let mut other = prompt.clone();
-    *other.last_mut().unwrap() += 1;
-    let result = run(
-        &mut session,
-        &Request {
-            max_tokens: Some(1),
-            ..request(&other)
-        },
-    )
-    .unwrap();
-    assert_eq!(session.state(), &other);
-    assert_eq!(result.stats.reused_tokens, prompt.len() - 1);
 }
 
 /// The same prompt twice, the second time with no new token at all: a case that crashed other
 /// engines.
 #[test]
-fn the_same_prompt_again_needs_no_new_token() {
+fn the_same_prompt_again_computes_its_last_token() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "fine");
-    for can_truncate in [false, true] {
-        let model = Scripted {
-            can_truncate,
-            ..Scripted::new(&tokenizer)
-        };
-        model.answer_at(prompt.len(), &answer);
-        let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
-        let one = Request {
-            max_tokens: Some(1),
-            ..request(&prompt)
-        };
-        let first = run(&mut session, &one).unwrap();
-        let second = run(&mut session, &one).unwrap();
-        assert_eq!(first.token_ids, second.token_ids);
-        assert_eq!(model.computed.get(), prompt.len());
-        // After a longer answer the state is past the prompt.
-        run(&mut session, &request(&prompt)).unwrap();
-        let third = run(&mut session, &request(&prompt)).unwrap();
-        assert_eq!(third.token_ids, answer);
-    }
-    drop(model);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
+    let first = run(&mut session, &request(&prompt)).unwrap();
+    let before = model.computed.get();
+    let second = run(&mut session, &request(&prompt)).unwrap();
+    assert_eq!(first.token_ids, second.token_ids);
+    assert_eq!(second.stats.reused_tokens, prompt.len() - 1);
+    assert_eq!(model.computed.get() - before, answer.len());
+}
+
+/// A template that drops old thoughts makes a prompt which parts from the last one where the
+/// answer began.
+#[test]
+fn a_prompt_that_parts_at_the_last_turn_keeps_what_is_before() {
+    let tokenizer = tokenizer();
+    let model = Scripted::new(&tokenizer);
+    let prompt = encode(
+        &tokenizer,
+        "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<think>",
+    );
+    let turn = prompt
+        .iter()
+        .rposition(|&t| tokenizer.is_control(t))
+        .unwrap();
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
+    run(&mut session, &request(&prompt)).unwrap();
+    let mut other = prompt[..=turn].to_vec();
+    other.extend(encode(&tokenizer, "no thoughts"));
+    let result = run(&mut session, &request(&other)).unwrap();
+    assert_eq!(result.stats.reused_tokens, turn);
+    assert_eq!(read(&session)[..other.len()], other);
 }
 
 #[test]
 fn prompts_are_computed_in_chunks_at_fixed_places() {
     let tokenizer = tokenizer();
     let model = Scripted::new(&tokenizer);
-    let mut session = Session::new(&model, &tokenizer, &[], 4096);
+    let mut session = Session::new(&model, &tokenizer, &[], 4096, CACHE);
     let one = |length: usize| Request {
         max_tokens: Some(1),
         ..request(&vec![2; length])
@@ -332,10 +333,12 @@ fn a_failing_model_leaves_a_usable_session() {
     let (mut model, prompt, answer) = set_up(&tokenizer, "fine");
     model.failing_pass = Some(2);
     model.bad_pass = Some(4);
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let error = run(&mut session, &request(&prompt)).unwrap_err();
     assert_eq!(error.to_string(), "the disk is on fire");
-    assert!(session.tokens().is_empty() && session.state().is_empty());
+    // What the failed pass made of the state is not kept; the prompt's snapshot is.
+    assert_eq!(read(&session), &prompt[..prompt.len() - 1]);
     // The next attempt meets logits that are no numbers.
     let error = run(&mut session, &request(&prompt)).unwrap_err();
     let position = prompt.len() as u64 + 1;
@@ -343,7 +346,6 @@ fn a_failing_model_leaves_a_usable_session() {
         matches!(error, Error::BadLogits { position: at, .. } if at == position),
         "{error}"
     );
-    assert_eq!(session.tokens(), session.state().as_slice());
     let result = run(&mut session, &request(&prompt)).unwrap();
     assert_eq!(result.token_ids, answer);
 }
@@ -357,7 +359,8 @@ fn a_character_cut_by_the_limit_is_marked() {
         4,
         "the tiny tokenizer spells this character in bytes"
     );
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let result = run(
         &mut session,
         &Request {
@@ -373,7 +376,8 @@ fn a_character_cut_by_the_limit_is_marked() {
 fn the_answer_serializes_as_documented() {
     let tokenizer = tokenizer();
     let (model, prompt, answer) = set_up(&tokenizer, "ok");
-    let mut session = Session::new(&model, &tokenizer, &[eos(&tokenizer)], 4096);
+    let ends = [eos(&tokenizer)];
+    let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let json = serde_json::to_value(run(&mut session, &request(&prompt)).unwrap()).unwrap();
     let keys = |value: &serde_json::Value| -> Vec<String> {
         value.as_object().unwrap().keys().cloned().collect()
@@ -395,7 +399,8 @@ fn the_answer_serializes_as_documented() {
             "forward_passes",
             "memory_bytes",
             "energy_j",
-            "duration_s"
+            "duration_s",
+            "speculation"
         ]
     );
 }

@@ -145,6 +145,20 @@ pub struct DeltaRows<'a> {
 }
 
 impl<'a> DeltaRows<'a> {
+    /// The first `rows` rows, and the others.
+    pub fn split_at(self, rows: usize, shape: DeltaShape) -> (DeltaRows<'a>, DeltaRows<'a>) {
+        let (mixed, late_mixed) = self.mixed.split_at(rows * shape.mixed());
+        let (alpha, late_alpha) = self.alpha.split_at(rows * shape.value_heads);
+        let (beta, late_beta) = self.beta.split_at(rows * shape.value_heads);
+        let early = DeltaRows { mixed, alpha, beta };
+        let late = DeltaRows {
+            mixed: late_mixed,
+            alpha: late_alpha,
+            beta: late_beta,
+        };
+        (early, late)
+    }
+
     pub(crate) fn check(&self, shape: DeltaShape) -> usize {
         let rows = Heads::packed(1, shape.mixed()).rows(self.mixed.len());
         assert_eq!(self.alpha.len(), rows * shape.value_heads, "decays");

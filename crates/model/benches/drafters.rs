@@ -174,6 +174,7 @@ impl<'a> Bench<'a> {
         let segment = Segment {
             state,
             logit_rows: rows.tokens().len().min(ROWS),
+            snapshot: None,
             rows,
         };
         let wanted = Outputs {

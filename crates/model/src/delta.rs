@@ -70,6 +70,28 @@ impl DeltaReplay {
     }
 }
 
+/// What the recurrent layers of one segment keep besides their states.
+#[derive(Default)]
+pub(crate) struct Kept {
+    /// After how many rows of a chain windows and memories are copied.
+    snapshot: Option<usize>,
+    /// The copies, layer by layer.
+    pub(crate) memories: Vec<(ConvState, DeltaState)>,
+    /// The copy of a window whose memory is still to come.
+    window: Option<ConvState>,
+    /// Of a tree what its commit needs, layer by layer.
+    pub(crate) replays: Vec<DeltaReplay>,
+}
+
+impl Kept {
+    pub(crate) fn new(snapshot: Option<usize>) -> Kept {
+        Kept {
+            snapshot,
+            ..Kept::default()
+        }
+    }
+}
+
 impl Delta {
     pub(crate) fn load(
         checkpoint: &Checkpoint,
@@ -146,14 +168,14 @@ impl Delta {
     }
 
     /// x: rows x hidden size, already normed; the same shape comes back. Chains advance their
-    /// states; for each tree what its commit needs is pushed onto `replays`.
+    /// states; what a tree's commit and a chain's snapshot need goes to `kept`.
     pub(crate) fn forward<'c>(
         &self,
         cpu: &'c Cpu,
         x: &[f32],
         rows: usize,
         parts: &mut [(Span, Rows<'_>, &mut ConvState, &mut DeltaState)],
-        replays: &mut [Vec<DeltaReplay>],
+        kept: &mut [Kept],
     ) -> Scratch<'c, f32> {
         let shape = self.shape;
         let (width, channels) = (self.input.outputs(), shape.mixed());
@@ -173,7 +195,7 @@ impl Delta {
             &mut beta,
         );
         let mut mixed = cpu.scratch(rows * channels);
-        for (span, part, window, _) in parts.iter_mut() {
+        for ((span, part, window, _), kept) in parts.iter_mut().zip(kept.iter_mut()) {
             let from = span.of(&projected, width);
             let to = span.of_mut(&mut mixed, channels);
             match part {
@@ -181,6 +203,11 @@ impl Delta {
                     let parents: Vec<i32> = (-1..span.len() as i32 - 1).collect();
                     let path: Vec<usize> = (0..span.len()).collect();
                     self.conv.silu(cpu, window, from, self.qkv_at, &parents, to);
+                    if let Some(rows) = kept.snapshot {
+                        let mut window = window.clone();
+                        window.advance(from, self.qkv_at, &path[..rows]);
+                        kept.window = Some(window);
+                    }
                     window.advance(from, self.qkv_at, &path);
                 }
                 Rows::Tree(tree) => {
@@ -208,11 +235,25 @@ impl Delta {
             };
             let out = span.of_mut(&mut read, values);
             match part {
-                Rows::Chain(_) => delta_chain(cpu, memory, inputs, out),
+                Rows::Chain(_) => {
+                    let kept = &mut kept[index];
+                    let first = kept.snapshot.unwrap_or(0);
+                    let (early, late) = inputs.split_at(first, shape);
+                    let (early_out, late_out) = out.split_at_mut(first * values);
+                    if first > 0 {
+                        delta_chain(cpu, memory, early, early_out);
+                    }
+                    if let Some(window) = kept.window.take() {
+                        kept.memories.push((window, memory.clone()));
+                    }
+                    if !late_out.is_empty() {
+                        delta_chain(cpu, memory, late, late_out);
+                    }
+                }
                 Rows::Tree(tree) => {
                     let mut updates = vec![0.0; span.len() * values];
                     delta_tree(cpu, memory, inputs, tree.parents(), out, &mut updates);
-                    replays[index].push(DeltaReplay {
+                    kept[index].replays.push(DeltaReplay {
                         inputs: span
                             .of(&projected, width)
                             .chunks_exact(width)

@@ -9,7 +9,7 @@ use kozue_checkpoint::{
 use kozue_kernels::{Cpu, KvType, Linear, Matrix, Rope, add_assign, linear, rms_norm};
 
 use crate::attention::Attention;
-use crate::delta::{Delta, DeltaReplay};
+use crate::delta::{Delta, Kept};
 use crate::mlp::Mlp;
 use crate::pass::{Outputs, PassOutput, Rows, Segment, Span};
 use crate::state::{LayerState, Pending};
@@ -143,6 +143,7 @@ impl Model {
                 state: &mut *state,
                 rows: Rows::Chain(chunk),
                 logit_rows: end.saturating_sub(wanted_from).min(chunk.len()),
+                snapshot: None,
             };
             let mut output = self.pass(cpu, &mut [segment], Outputs::default())?;
             if logits.is_empty() {
@@ -170,11 +171,22 @@ impl Model {
         for segment in segments.iter() {
             self.check_tokens(segment.rows.tokens())?;
             self.check_length(segment.state.len + segment.rows.depth())?;
+            if let Some(rows) = segment.snapshot
+                && rows > segment.rows.tokens().len()
+            {
+                return Err(Error::Tree(format!(
+                    "a snapshot after {rows} of {} rows",
+                    segment.rows.tokens().len()
+                )));
+            }
         }
         let hidden = self.config.hidden_size;
         let spans = spans(segments);
         let rows = spans.last().map_or(0, |span| span.end);
-        let mut pending: Vec<Vec<DeltaReplay>> = segments.iter().map(|_| Vec::new()).collect();
+        let mut kept: Vec<Kept> = segments
+            .iter()
+            .map(|segment| Kept::new(segment.snapshot))
+            .collect();
 
         let mut x = cpu.scratch(rows * hidden);
         let tokens = segments.iter().flat_map(|segment| segment.rows.tokens());
@@ -216,7 +228,7 @@ impl Model {
                             LayerState::Attention(_) => unreachable!("layer {index} is recurrent"),
                         })
                         .collect();
-                    delta.forward(cpu, &normed, rows, &mut parts, &mut pending)
+                    delta.forward(cpu, &normed, rows, &mut parts, &mut kept)
                 }
             };
             add_assign(cpu, &mut x, &mixed);
@@ -261,7 +273,12 @@ impl Model {
         let mut logits = vec![0.0; logit_rows * self.config.vocab_size];
         linear(cpu, &self.head, &final_hidden, &mut logits);
 
-        for (segment, replays) in segments.iter_mut().zip(pending) {
+        let mut snapshots = Vec::with_capacity(segments.len());
+        for (segment, kept) in segments.iter_mut().zip(kept) {
+            let at = segment
+                .snapshot
+                .filter(|_| matches!(segment.rows, Rows::Chain(_)));
+            snapshots.push(at.map(|rows| segment.state.snapshot(rows, kept.memories)));
             match segment.rows {
                 Rows::Chain(tokens) => {
                     segment.state.len += tokens.len();
@@ -270,7 +287,7 @@ impl Model {
                 Rows::Tree(tree) => {
                     segment.state.pending = Some(Pending {
                         tree: tree.clone(),
-                        replays,
+                        replays: kept.replays,
                     });
                 }
             }
@@ -283,6 +300,7 @@ impl Model {
             } else {
                 Vec::new()
             },
+            snapshots,
         })
     }
 

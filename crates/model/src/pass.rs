@@ -38,6 +38,8 @@ pub struct Segment<'a, S = State> {
     /// For how many of its last rows logits are made. A prefill chunk needs none or one, a tree
     /// needs all.
     pub logit_rows: usize,
+    /// After how many rows of a chain a snapshot of the state is wanted, to go on from later.
+    pub snapshot: Option<usize>,
 }
 
 /// What a pass returns besides logits.
@@ -50,14 +52,16 @@ pub struct Outputs<'a> {
 }
 
 /// Results of a pass; the rows of all segments one after another.
-#[derive(Debug, Default)]
-pub struct PassOutput {
+#[derive(Debug)]
+pub struct PassOutput<S = State> {
     /// Logits, rows x vocabulary, for the wanted rows of each segment in turn.
     pub logits: Vec<f32>,
     /// Tapped residual streams, all rows x (taps x hidden size).
     pub features: Vec<f32>,
     /// Final hidden states after the output norm, rows x hidden size, for the rows with logits.
     pub hidden: Vec<f32>,
+    /// For each segment the snapshot that it asked for.
+    pub snapshots: Vec<Option<S>>,
 }
 
 /// Where a segment's rows lie among the rows of a pass.

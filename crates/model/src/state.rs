@@ -62,6 +62,29 @@ impl State {
             .sum()
     }
 
+    /// The state after `rows` tokens of a chain that has just been read: `memories` are its
+    /// recurrent layers as they were then. Keys and values past its length are not its own and
+    /// are written over when it goes on.
+    pub(crate) fn snapshot(&self, rows: usize, memories: Vec<(ConvState, DeltaState)>) -> State {
+        let mut memories = memories.into_iter();
+        let layers = self.layers.iter().map(|layer| match layer {
+            LayerState::Attention(cache) => {
+                let mut cache = cache.clone();
+                cache.truncate(self.len + rows);
+                LayerState::Attention(cache)
+            }
+            LayerState::Delta { .. } => {
+                let (window, memory) = memories.next().expect("one for each layer");
+                LayerState::Delta { window, memory }
+            }
+        });
+        State {
+            len: self.len + rows,
+            layers: layers.collect(),
+            pending: None,
+        }
+    }
+
     /// Advances the state along `path`, nodes of the tree verified last, root first.
     ///
     /// The result has the same bits as reading those tokens one by one. An empty path drops the

@@ -81,6 +81,7 @@ fn features_equal_transformers() {
             state: &mut state,
             rows: Rows::Chain(&tokens),
             logit_rows: 0,
+            snapshot: None,
         };
         let wanted = Outputs {
             taps: case.dflash.taps(),

@@ -56,6 +56,41 @@ fn bits_do_not_depend_on_threads_or_instruction_set() {
     }
 }
 
+/// A snapshot within a chain is the state after so many tokens, whatever happens afterwards to
+/// the state that it was taken of.
+#[test]
+fn snapshots_do_not_depend_on_what_follows() {
+    let cpu = Cpu::new(Some(2));
+    for name in all() {
+        let tiny = Tiny::open(&name);
+        let tokens = tiny.prompt("long").prompt;
+        let (before, rest) = tokens.split_at(5);
+        for rows in [1, 7, rest.len()] {
+            let (_, expected) = one_by_one(&tiny.model, &cpu, &tokens[..5 + rows]);
+            let mut state = tiny.model.new_state();
+            tiny.model.advance(&cpu, &mut state, before, 0).unwrap();
+            let segment = Segment {
+                state: &mut state,
+                rows: Rows::Chain(rest),
+                logit_rows: 1,
+                snapshot: Some(rows),
+            };
+            let mut output = tiny
+                .model
+                .pass(&cpu, &mut [segment], Outputs::default())
+                .unwrap();
+            let snapshot = output.snapshots[0].take().unwrap();
+            tiny.model.advance(&cpu, &mut state, &[3; 20], 1).unwrap();
+            assert_eq!(snapshot.len(), 5 + rows);
+            assert_eq!(
+                probe(&tiny.model, &cpu, &snapshot),
+                probe(&tiny.model, &cpu, &expected),
+                "{name}, after {rows} rows"
+            );
+        }
+    }
+}
+
 #[test]
 fn sequences_in_one_pass_do_not_depend_on_each_other() {
     let cpu = Cpu::new(Some(2));
@@ -71,11 +106,13 @@ fn sequences_in_one_pass_do_not_depend_on_each_other() {
                 state: &mut a,
                 rows: Rows::Chain(&long),
                 logit_rows: long.len(),
+                snapshot: None,
             },
             Segment {
                 state: &mut b,
                 rows: Rows::Chain(&short),
                 logit_rows: short.len(),
+                snapshot: None,
             },
         ];
         let together = model.pass(&cpu, &mut segments, Outputs::default()).unwrap();
@@ -146,7 +183,7 @@ proptest! {
         let (_, before) = one_by_one(model, &cpu, prompt);
         let mut state = before.clone();
         let segment =
-            Segment { state: &mut state, rows: Rows::Tree(&tree), logit_rows: tree.len() };
+            Segment { state: &mut state, rows: Rows::Tree(&tree), logit_rows: tree.len(), snapshot: None };
         let verified = model.pass(&cpu, &mut [segment], Outputs::default()).unwrap().logits;
         for node in 0..tree.len() {
             let path: Vec<u32> = tree.path(node).into_iter().map(|n| tree.tokens()[n]).collect();

@@ -1,11 +1,26 @@
 //! What a pass of n rows costs on this machine, and how large a tree that makes worth while.
 
+use crate::error::Error;
+use crate::target::LanguageModel;
+use std::time::{Duration, Instant};
+
 /// Milliseconds of a pass by its number of rows, measured and kept up to date.
 #[derive(Clone, Debug)]
 pub struct RowCosts {
     /// `milliseconds[n - 1]` is the cost of n rows.
     milliseconds: Vec<f64>,
 }
+
+/// Rows that are measured, the most telling first.
+const ROWS: [usize; 8] = [1, 8, 16, 4, 32, 2, 5, 24];
+/// The largest of them.
+const LARGEST: usize = 32;
+/// Tokens before them.
+const DEPTH: usize = 16;
+/// Every size is measured so often, and its quickest pass counts.
+const ROUNDS: usize = 3;
+/// Time after which only what is indispensable is measured.
+const BUDGET: Duration = Duration::from_millis(600);
 
 /// How strongly one more observation moves the table.
 const WEIGHT: f64 = 0.1;
@@ -37,6 +52,49 @@ impl RowCosts {
             })
             .collect();
         Some(Self { milliseconds })
+    }
+
+    /// A table that says nothing: all passes of up to 64 rows cost the same.
+    pub fn unknown() -> Self {
+        Self {
+            milliseconds: vec![1.0; 64],
+        }
+    }
+
+    /// Measures a model on this machine, in under a second unless single passes take that long.
+    ///
+    /// # Errors
+    /// If a pass fails.
+    pub fn measure<M: LanguageModel>(model: &M) -> Result<Self, Error> {
+        let start = Instant::now();
+        let vocab_size = model.vocab_size().max(1);
+        let longest = model.max_position().saturating_sub(DEPTH).max(1);
+        let tokens: Vec<u32> = (0..DEPTH.max(LARGEST))
+            .map(|i| (i * 7919 % vocab_size) as u32)
+            .collect();
+        let mut base = model.new_state();
+        model.advance(&mut base, &tokens[..DEPTH.min(model.max_position())], 1)?;
+        let time = |rows: usize| -> Result<f64, Error> {
+            let mut state = base.clone();
+            let start = Instant::now();
+            model.advance(&mut state, &tokens[..rows], rows)?;
+            Ok(start.elapsed().as_secs_f64() * 1e3)
+        };
+        let mut points: Vec<(usize, f64)> = Vec::new();
+        for round in 0..ROUNDS {
+            for (place, &rows) in ROWS.iter().filter(|&&rows| rows <= longest).enumerate() {
+                // Slow models get the sizes that matter most, once.
+                if start.elapsed() > BUDGET && (round > 0 || place > 3) {
+                    break;
+                }
+                let ms = time(rows)?;
+                match points.iter_mut().find(|point| point.0 == rows) {
+                    Some(point) => point.1 = point.1.min(ms),
+                    None => points.push((rows, ms)),
+                }
+            }
+        }
+        Self::new(&points).ok_or_else(|| Error::Model("its passes take no time".to_string()))
     }
 
     /// Cost of a pass of `rows` rows, in milliseconds.
@@ -72,15 +130,20 @@ impl RowCosts {
     /// The number of nodes, root included, that makes the most tokens per millisecond, and that
     /// rate: the expected tokens of the first n nodes are the sum of their chances (the root's, 1,
     /// stands for the token that every pass makes), their cost is `overhead` for drafting plus the
-    /// pass.
+    /// pass, which has `others` rows of other sequences, each making a token of its own.
     ///
     /// `chances` are in falling order.
-    pub fn best_size(&self, chances: impl Iterator<Item = f64>, overhead: f64) -> (usize, f64) {
+    pub fn best_size(
+        &self,
+        chances: impl Iterator<Item = f64>,
+        others: usize,
+        overhead: f64,
+    ) -> (usize, f64) {
         let mut best = (1, 0.0);
-        let mut expected = 0.0;
+        let mut expected = others as f64;
         for (index, chance) in chances.take(self.largest()).enumerate() {
             expected += chance;
-            let rate = expected / (overhead + self.of(index + 1));
+            let rate = expected / (overhead + self.of(others + index + 1));
             if rate > best.1 {
                 best = (index + 1, rate);
             }
@@ -109,20 +172,20 @@ mod tests {
     fn dear_rows_make_small_trees_and_free_rows_large_ones() {
         let chances = [1.0, 0.8, 0.6, 0.4, 0.3, 0.2, 0.1, 0.1];
         let free = RowCosts::new(&[(1, 10.0), (8, 10.0)]).unwrap();
-        assert_eq!(free.best_size(chances.into_iter(), 0.0).0, 8);
+        assert_eq!(free.best_size(chances.into_iter(), 0, 0.0).0, 8);
         let dear = RowCosts::new(&[(1, 10.0), (8, 80.0)]).unwrap();
-        assert_eq!(dear.best_size(chances.into_iter(), 0.0).0, 1);
+        assert_eq!(dear.best_size(chances.into_iter(), 0, 0.0).0, 1);
         // A step after four rows: worth going up to it and not past it.
         let step = RowCosts::new(&[(1, 10.0), (4, 11.0), (5, 20.0), (8, 21.0)]).unwrap();
-        assert_eq!(step.best_size(chances.into_iter(), 0.0).0, 4);
+        assert_eq!(step.best_size(chances.into_iter(), 0, 0.0).0, 4);
     }
 
     #[test]
     fn overhead_is_paid_once_so_it_favours_larger_trees() {
         let chances = [1.0, 0.5, 0.4, 0.3];
         let costs = RowCosts::new(&[(1, 10.0), (4, 25.0)]).unwrap();
-        let (without, _) = costs.best_size(chances.into_iter(), 0.0);
-        let (with, _) = costs.best_size(chances.into_iter(), 30.0);
+        let (without, _) = costs.best_size(chances.into_iter(), 0, 0.0);
+        let (with, _) = costs.best_size(chances.into_iter(), 0, 30.0);
         assert!(with > without, "{with} > {without}");
     }
 

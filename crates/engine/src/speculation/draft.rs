@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
+use super::drafter::Growth;
 use kozue_model::Tree;
 
 /// A tree whose nodes stand in order of their estimated chance of acceptance, best first.
@@ -27,18 +28,24 @@ impl Draft {
         }
     }
 
-    /// The best tree of `nodes` nodes when every depth's tokens are independent of each other
-    /// (DDTree, arXiv 2604.12989): `shortlists[d]` holds tokens and natural log-probabilities for
-    /// depth d + 1, likeliest first.
-    pub fn from_marginals(root: u32, shortlists: &[Vec<(u32, f32)>], nodes: usize) -> Draft {
-        let mut draft = Draft::root(root);
+    /// The best tree when every depth's tokens are independent of each other (DDTree, arXiv
+    /// 2604.12989): `shortlists[d]` holds tokens and natural log-probabilities for depth d + 1,
+    /// likeliest first.
+    pub fn from_marginals(growth: &Growth, shortlists: &[Vec<(u32, f32)>]) -> Draft {
+        let mut draft = Draft::root(growth.root);
         let mut heap = BinaryHeap::new();
         let mut offered = 0;
         let mut offer = |heap: &mut BinaryHeap<_>, draft: &Draft, parent: usize, rank: usize| {
             let depth = draft.tree.depths()[parent] as usize;
+            if depth >= growth.depth {
+                return;
+            }
             if let Some(&(_, edge)) = shortlists.get(depth).and_then(|list| list.get(rank)) {
                 offered += 1;
                 let log_chance = draft.log_chances[parent] + edge.min(0.0);
+                if log_chance < growth.least {
+                    return;
+                }
                 heap.push(Candidate {
                     log_chance,
                     offered,
@@ -47,7 +54,7 @@ impl Draft {
             }
         };
         offer(&mut heap, &draft, 0, 0);
-        while draft.len() < nodes {
+        while draft.len() < growth.nodes {
             let Some(Candidate {
                 what: (parent, rank),
                 ..
@@ -79,8 +86,12 @@ impl Draft {
         self.log_chances.truncate(nodes.max(1));
     }
 
-    /// Adds `token` below `parent` with the natural log-probability `edge` of that step.
-    pub(crate) fn push(&mut self, parent: usize, token: u32, edge: f32) -> usize {
+    /// Adds `token` below `parent` with the natural log-probability `edge` of that step; gives the
+    /// new node.
+    ///
+    /// # Panics
+    /// If there is no node `parent`.
+    pub fn push(&mut self, parent: usize, token: u32, edge: f32) -> usize {
         // Rounding may lift a log-probability above zero, which would break the order.
         let log_chance = self.log_chances[parent] + edge.min(0.0);
         let node = self
@@ -89,6 +100,87 @@ impl Draft {
             .expect("the parent was made by this draft");
         self.log_chances.push(log_chance);
         node
+    }
+}
+
+/// Nodes found in any order, of which the best make a tree.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    nodes: Vec<PoolNode>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PoolNode {
+    token: u32,
+    parent: usize,
+    depth: usize,
+    log_chance: f32,
+}
+
+impl Pool {
+    pub(crate) fn new(root: u32) -> Pool {
+        let root = PoolNode {
+            token: root,
+            parent: 0,
+            depth: 0,
+            log_chance: 0.0,
+        };
+        Pool { nodes: vec![root] }
+    }
+
+    /// Adds `token` below `parent` with the natural log-probability `edge` of that step.
+    pub(crate) fn push(&mut self, parent: usize, token: u32, edge: f32) -> usize {
+        self.nodes.push(PoolNode {
+            token,
+            parent,
+            depth: self.nodes[parent].depth + 1,
+            // Rounding may lift a log-probability above zero, which would break the order.
+            log_chance: self.nodes[parent].log_chance + edge.min(0.0),
+        });
+        self.nodes.len() - 1
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn token(&self, node: usize) -> u32 {
+        self.nodes[node].token
+    }
+
+    pub(crate) fn depth(&self, node: usize) -> usize {
+        self.nodes[node].depth
+    }
+
+    pub(crate) fn log_chance(&self, node: usize) -> f32 {
+        self.nodes[node].log_chance
+    }
+
+    /// The chance of the worst of the best `count` nodes; `None` where there are fewer.
+    pub(crate) fn least_of(&self, count: usize) -> Option<f32> {
+        let mut chances: Vec<f32> = self.nodes.iter().map(|node| node.log_chance).collect();
+        if count == 0 || chances.len() < count {
+            return None;
+        }
+        let (_, least, _) = chances.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a));
+        Some(*least)
+    }
+
+    /// The tree of the best `count` nodes.
+    pub(crate) fn best(&self, count: usize) -> Draft {
+        let mut order: Vec<usize> = (0..self.nodes.len()).collect();
+        // Parents come before children in the pool and are at least as likely, so a stable sort
+        // keeps them first.
+        order.sort_by(|&a, &b| self.log_chance(b).total_cmp(&self.log_chance(a)));
+        order.truncate(count.max(1));
+        let mut places = vec![0; self.nodes.len()];
+        let mut draft = Draft::root(self.nodes[0].token);
+        for &index in &order[1..] {
+            let node = self.nodes[index];
+            let edge = node.log_chance - self.log_chance(node.parent);
+            places[index] = draft.push(places[node.parent], node.token, edge);
+        }
+        draft
     }
 }
 
@@ -131,12 +223,44 @@ mod tests {
     #[test]
     fn a_sure_first_choice_makes_a_chain_and_doubt_makes_siblings() {
         let sure = vec![vec![(1, -0.01), (2, -5.0)]; 4];
-        let draft = Draft::from_marginals(9, &sure, 5);
+        let draft = Draft::from_marginals(&Growth::of(9, 5), &sure);
         assert_eq!(draft.tree.parents(), &[-1, 0, 1, 2, 3]);
         let doubt = vec![vec![(1, -1.0), (2, -1.1), (3, -1.2)]; 4];
-        let draft = Draft::from_marginals(9, &doubt, 4);
+        let draft = Draft::from_marginals(&Growth::of(9, 4), &doubt);
         assert_eq!(draft.tree.parents(), &[-1, 0, 0, 0]);
         assert_eq!(draft.tree.tokens(), &[9, 1, 2, 3]);
+    }
+
+    #[test]
+    fn growth_ends_at_its_depth_and_least_chance() {
+        let lists = vec![vec![(1, -0.5), (2, -1.5)]; 4];
+        let growth = Growth {
+            depth: 2,
+            ..Growth::of(9, 100)
+        };
+        let draft = Draft::from_marginals(&growth, &lists);
+        assert_eq!(draft.len(), 7);
+        let growth = Growth {
+            least: -1.1,
+            ..Growth::of(9, 100)
+        };
+        let draft = Draft::from_marginals(&growth, &lists);
+        assert_eq!(draft.tree.tokens(), &[9, 1, 1]);
+    }
+
+    #[test]
+    fn a_pool_of_nodes_gives_its_best_ones_parents_first() {
+        let mut pool = Pool::new(9);
+        let a = pool.push(0, 1, -2.0);
+        let b = pool.push(0, 2, -0.1);
+        let c = pool.push(b, 3, 0.3);
+        pool.push(a, 4, 0.0);
+        assert_eq!(pool.log_chance(c), -0.1);
+        assert_eq!(pool.least_of(3), Some(-0.1));
+        assert_eq!(pool.least_of(9), None);
+        let draft = pool.best(4);
+        assert_eq!(draft.tree.tokens(), &[9, 2, 3, 1]);
+        assert_eq!(draft.tree.parents(), &[-1, 0, 1, 0]);
     }
 
     proptest! {
@@ -161,7 +285,7 @@ mod tests {
                 all.extend(&level);
             }
             all.sort_by(|a, b| b.total_cmp(a));
-            let draft = Draft::from_marginals(0, &shortlists, nodes);
+            let draft = Draft::from_marginals(&Growth::of(0, nodes), &shortlists);
             let size = nodes.min(all.len());
             prop_assert_eq!(draft.len(), size);
             let best: f32 = all[..size].iter().map(|l| l.exp()).sum();

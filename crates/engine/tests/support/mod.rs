@@ -3,7 +3,8 @@
 
 use kozue_checkpoint::description::TokenizerSource;
 use kozue_engine::tokenizer::{Control, Tokenizer};
-use kozue_engine::{Error, LanguageModel};
+use kozue_engine::{Error, LanguageModel, Session};
+use kozue_model::{Outputs, PassOutput, Rows, Segment, Tree};
 use std::cell::{Cell, RefCell};
 
 /// The tokenizer of a tiny checkpoint: byte-level BPE with Qwen's control tokens.
@@ -27,7 +28,6 @@ pub struct Scripted {
     pub max_position: usize,
     /// The preferred token by absolute position; outside, token 0.
     pub script: RefCell<Vec<u32>>,
-    pub can_truncate: bool,
     /// Tokens and passes computed so far.
     pub computed: Cell<usize>,
     pub passes: RefCell<Vec<usize>>,
@@ -42,7 +42,6 @@ impl Scripted {
             vocab_size: tokenizer.vocab_size(),
             max_position: 4096,
             script: RefCell::default(),
-            can_truncate: false,
             computed: Cell::new(0),
             passes: RefCell::default(),
             failing_pass: None,
@@ -60,9 +59,29 @@ impl Scripted {
     }
 }
 
+/// The tokens read, so that a test sees what a session really computed on, and a tree that waits.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ScriptState {
+    pub tokens: Vec<u32>,
+    tree: Option<Tree>,
+}
+
+impl Scripted {
+    /// The logits after `len` tokens.
+    fn row(&self, len: usize, pass: usize) -> Vec<f32> {
+        let mut row = vec![0.0; self.vocab_size];
+        let next = self.script.borrow().get(len).copied().unwrap_or(0);
+        row[next as usize] = if self.bad_pass == Some(pass) {
+            f32::NAN
+        } else {
+            9.0
+        };
+        row
+    }
+}
+
 impl LanguageModel for Scripted {
-    /// The tokens read, so that a test sees what a session really computed on.
-    type State = Vec<u32>;
+    type State = ScriptState;
 
     fn vocab_size(&self) -> usize {
         self.vocab_size
@@ -72,44 +91,69 @@ impl LanguageModel for Scripted {
         self.max_position
     }
 
-    fn new_state(&self) -> Vec<u32> {
-        Vec::new()
+    fn new_state(&self) -> ScriptState {
+        ScriptState::default()
     }
 
-    fn advance(
+    fn state_bytes(&self, state: &ScriptState) -> usize {
+        state.tokens.len()
+    }
+
+    fn pass(
         &self,
-        state: &mut Vec<u32>,
-        tokens: &[u32],
-        rows: usize,
-    ) -> Result<Vec<f32>, Error> {
+        segments: &mut [Segment<'_, ScriptState>],
+        _: Outputs<'_>,
+    ) -> Result<PassOutput<ScriptState>, Error> {
         let pass = self.passes.borrow().len();
-        self.passes.borrow_mut().push(tokens.len());
-        self.computed.set(self.computed.get() + tokens.len());
-        if self.failing_pass == Some(pass) {
-            state.push(9999);
-            return Err(Error::Model("the disk is on fire".into()));
-        }
-        let mut logits = Vec::new();
-        for (n, token) in tokens.iter().enumerate() {
-            state.push(*token);
-            if n + rows >= tokens.len() {
-                let mut row = vec![0.0; self.vocab_size];
-                let next = self.script.borrow().get(state.len()).copied().unwrap_or(0);
-                row[next as usize] = if self.bad_pass == Some(pass) {
-                    f32::NAN
-                } else {
-                    9.0
-                };
-                logits.extend(row);
+        let rows = segments.iter().map(|s| s.rows.tokens().len()).sum();
+        self.passes.borrow_mut().push(rows);
+        self.computed.set(self.computed.get() + rows);
+        let (mut logits, mut snapshots) = (Vec::new(), Vec::new());
+        for segment in segments {
+            let len = segment.state.tokens.len();
+            match segment.rows {
+                Rows::Chain(tokens) => {
+                    segment.state.tokens.extend(tokens);
+                    snapshots.push(segment.snapshot.map(|rows| ScriptState {
+                        tokens: segment.state.tokens[..len + rows].to_vec(),
+                        tree: None,
+                    }));
+                    let first = tokens.len() - segment.logit_rows;
+                    (first..tokens.len()).for_each(|n| logits.extend(self.row(len + n + 1, pass)));
+                }
+                Rows::Tree(tree) => {
+                    segment.state.tree = Some(tree.clone());
+                    snapshots.push(None);
+                    for &depth in tree.depths() {
+                        logits.extend(self.row(len + depth as usize + 1, pass));
+                    }
+                }
+            }
+            if self.failing_pass == Some(pass) {
+                segment.state.tokens.push(9999);
+                return Err(Error::Model("the disk is on fire".into()));
             }
         }
-        Ok(logits)
+        Ok(PassOutput {
+            logits,
+            features: Vec::new(),
+            hidden: Vec::new(),
+            snapshots,
+        })
     }
 
-    fn truncate(&self, state: &mut Vec<u32>, len: usize) -> bool {
-        if self.can_truncate {
-            state.truncate(len);
-        }
-        self.can_truncate
+    fn commit(&self, state: &mut ScriptState, path: &[usize]) -> Result<(), Error> {
+        let tree = state.tree.take().expect("a tree was verified");
+        state
+            .tokens
+            .extend(path.iter().map(|&node| tree.tokens()[node]));
+        Ok(())
     }
+}
+
+/// The tokens that a session's state has read.
+pub fn read<'s>(session: &'s Session<Scripted>) -> &'s [u32] {
+    let (tokens, state) = session.state().expect("there was an answer");
+    assert_eq!(tokens, state.tokens);
+    tokens
 }

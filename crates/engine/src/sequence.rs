@@ -1,0 +1,590 @@
+//! One request in progress: from its prompt over drafts and draws to its answer.
+//!
+//! A sequence says what it wants to put into the next pass ([`Sequence::plan`]) and takes what
+//! comes out ([`Sequence::take`]); who runs the pass, and with which other sequences, is not its
+//! business ([`crate::runner`]).
+
+use crate::answer::{Answer, FinishReason, Usage};
+use crate::energy::EnergyMeter;
+use crate::error::Error;
+use crate::memory::resident_bytes;
+use crate::prefix_cache::Snapshot;
+use crate::sampler::{History, Sampler};
+use crate::session::{Event, Request};
+use crate::speculation::{Draft, Growth, Read, Speculator};
+use crate::stats::Counts;
+use crate::stop::StopStrings;
+use crate::streaming::StreamDecoder;
+use crate::target::LanguageModel;
+use crate::tokenizer::Tokenizer;
+use kozue_model::{Outputs, Rows, Segment};
+use std::ops::Range;
+use std::time::Instant;
+
+/// Most prompt tokens of a pass: enough for full speed, few enough that cancelling is quick.
+pub const PREFILL_ROWS: usize = 512;
+
+/// What a sequence starts from: nothing, or a snapshot of a prefix of its prompt.
+pub struct Start<'a, S> {
+    /// Tokens that the state has read; fewer than the prompt has.
+    pub read: usize,
+    /// The state after them.
+    pub state: S,
+    /// What drafts, having seen the same tokens; `None` = plain decoding.
+    pub speculator: Option<Speculator<'a>>,
+}
+
+/// One request in progress.
+pub struct Sequence<'a, S> {
+    eos: &'a [u32],
+    context: usize,
+    vocab_size: usize,
+    request: Request,
+    state: S,
+    /// Tokens of prompt and answer that the state has read.
+    read: usize,
+    /// Where in the prompt a snapshot serves the next request best.
+    turn: usize,
+    snapshots: Vec<Snapshot<'a, S>>,
+    answer: Vec<u32>,
+    sampler: Sampler,
+    writer: Writer<'a>,
+    speculator: Option<Speculator<'a>>,
+    plan: Plan,
+    finish: Option<FinishReason>,
+    ended_by_token: bool,
+    counts: Counts,
+    energy: Option<EnergyMeter>,
+    start: Instant,
+}
+
+/// What a sequence does in the pass to come.
+enum Plan {
+    Nothing,
+    /// Reads a part of the prompt.
+    Prefill(Range<usize>),
+    /// Reads the newest token.
+    Step,
+    /// Verifies a draft, made in so many milliseconds.
+    Verify(Draft, f64),
+}
+
+/// What a pass made of one sequence's rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken<'a> {
+    /// Logits of the rows that asked for them.
+    pub logits: &'a [f32],
+    /// Tapped residual streams of all rows.
+    pub features: &'a [f32],
+    /// Final hidden states of the rows with logits.
+    pub hidden: &'a [f32],
+    /// Rows of the whole pass, and what it took.
+    pub rows: usize,
+    /// Milliseconds that the pass took.
+    pub milliseconds: f64,
+    /// Whether no sequence read a prompt in the pass.
+    pub decoding: bool,
+}
+
+impl<'a, S: Clone> Sequence<'a, S> {
+    /// A request with its starting point. `eos` end an answer; prompt and answer together hold
+    /// up to `context` tokens.
+    ///
+    /// Errors: an empty or too long prompt, a token outside the vocabulary, options outside
+    /// their ranges.
+    pub fn new<M: LanguageModel<State = S>>(
+        model: &M,
+        tokenizer: &'a Tokenizer,
+        eos: &'a [u32],
+        context: usize,
+        request: Request,
+        start: Start<'a, S>,
+    ) -> Result<Self, Error> {
+        check(model, context, &request)?;
+        let vocab_size = model.vocab_size();
+        let counts = Counts {
+            reused: start.read,
+            ..Counts::default()
+        };
+        Ok(Sequence {
+            eos,
+            context,
+            vocab_size,
+            sampler: Sampler::new(request.sampling.clone(), vocab_size)?,
+            writer: Writer::new(tokenizer, &request.stop),
+            turn: turn(&request.prompt, tokenizer),
+            snapshots: Vec::new(),
+            request,
+            state: start.state,
+            read: start.read,
+            answer: Vec::new(),
+            speculator: start.speculator,
+            plan: Plan::Nothing,
+            finish: None,
+            ended_by_token: false,
+            counts,
+            energy: EnergyMeter::start(),
+            start: Instant::now(),
+        })
+    }
+
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.request.prompt
+    }
+
+    /// Tokens that the state has read.
+    pub fn read(&self) -> usize {
+        self.read
+    }
+
+    /// Snapshots taken since the last call.
+    pub fn snapshots(&mut self) -> Vec<Snapshot<'a, S>> {
+        std::mem::take(&mut self.snapshots)
+    }
+
+    /// Whether prompt tokens are still to be read.
+    pub fn prefilling(&self) -> bool {
+        self.read < self.request.prompt.len()
+    }
+
+    /// Whether the answer is complete.
+    pub fn finished(&self) -> bool {
+        self.finish.is_some()
+    }
+
+    /// Ends the answer where it is.
+    pub fn cancel(&mut self) {
+        self.finish.get_or_insert(FinishReason::Cancelled);
+    }
+
+    /// What the drafter wants of every pass.
+    pub fn wants(&self) -> Outputs<'_> {
+        self.speculator
+            .as_ref()
+            .map(|speculator| speculator.drafter.wants())
+            .unwrap_or_default()
+    }
+
+    /// Decides what to do in the next pass, beside `others` rows of other sequences, and gives the
+    /// number of rows that it takes.
+    ///
+    /// Errors: the drafter failed.
+    pub fn plan(&mut self, others: usize) -> Result<usize, Error> {
+        if self.prefilling() {
+            // Passes end at multiples of their size, however much was there before.
+            let end = (self.read / PREFILL_ROWS + 1) * PREFILL_ROWS;
+            let end = end.min(self.request.prompt.len());
+            self.plan = Plan::Prefill(self.read..end);
+            return Ok(end - self.read);
+        }
+        self.plan = self.draft(others)?;
+        Ok(match &self.plan {
+            Plan::Verify(draft, _) => draft.len(),
+            _ => 1,
+        })
+    }
+
+    /// A draft that is worth verifying, or a plain step.
+    fn draft(&mut self, others: usize) -> Result<Plan, Error> {
+        let total = self.request.prompt.len() + self.answer.len();
+        // A draft is of use as deep as the answer may still become.
+        let room = self.context - total;
+        let left = self.request.max_tokens.unwrap_or(usize::MAX) - self.answer.len();
+        let depth = room.min(left).saturating_sub(1);
+        let (Some(speculator), Some(&root)) = (&mut self.speculator, self.answer.last()) else {
+            return Ok(Plan::Step);
+        };
+        let nodes = speculator.pace.nodes(others);
+        if nodes < 2 || depth == 0 {
+            return Ok(Plan::Step);
+        }
+        let start = Instant::now();
+        let sampling = &self.request.sampling;
+        let growth = Growth {
+            root,
+            nodes,
+            depth,
+            width: speculator.width,
+            least: speculator.pace.least(),
+            rate: speculator.pace.plain_rate(),
+            position: total as u64,
+            sampling: (sampling.temperature > 0.0).then_some((sampling.temperature, sampling.seed)),
+        };
+        let mut draft = speculator.drafter.propose(&growth)?;
+        sanitise(&mut draft, &growth, self.vocab_size);
+        let milliseconds = start.elapsed().as_secs_f64() * 1e3;
+        self.counts.speculation.draft_s += milliseconds * 1e-3;
+        speculator.pace.cut(&mut draft, others);
+        if draft.is_empty() {
+            // The time is gone all the same.
+            speculator.pace.judged(&draft, 0, milliseconds);
+            return Ok(Plan::Step);
+        }
+        Ok(Plan::Verify(draft, milliseconds))
+    }
+
+    /// The rows that were planned.
+    pub fn segment(&mut self) -> Segment<'_, S> {
+        let (rows, logit_rows, snapshot) = match &self.plan {
+            Plan::Prefill(range) => {
+                let last = range.end == self.request.prompt.len();
+                let tokens = &self.request.prompt[range.clone()];
+                let snapshot = snapshot_within(range, self.turn);
+                (Rows::Chain(tokens), usize::from(last), snapshot)
+            }
+            Plan::Verify(draft, _) => (Rows::Tree(&draft.tree), draft.len(), None),
+            Plan::Nothing | Plan::Step => {
+                let newest = self.answer.len().saturating_sub(1);
+                (Rows::Chain(&self.answer[newest..]), 1, None)
+            }
+        };
+        Segment {
+            state: &mut self.state,
+            rows,
+            logit_rows,
+            snapshot,
+        }
+    }
+
+    /// Takes what the pass made of the planned rows: reads on in the prompt, or draws tokens.
+    ///
+    /// Errors: logits that are no numbers, a failure of model or drafter. The sequence is of no
+    /// use after one.
+    pub fn take<M: LanguageModel<State = S>>(
+        &mut self,
+        model: &M,
+        taken: Taken<'_>,
+        snapshot: Option<S>,
+        events: &mut dyn FnMut(Event),
+    ) -> Result<(), Error> {
+        if let Some(speculator) = &mut self.speculator
+            && taken.decoding
+        {
+            speculator.pace.passed(taken.rows, taken.milliseconds);
+        }
+        match std::mem::replace(&mut self.plan, Plan::Nothing) {
+            Plan::Nothing => {}
+            Plan::Prefill(range) => {
+                self.read = range.end;
+                self.counts.prefilled += range.len();
+                let done = range.end;
+                let total = self.request.prompt.len();
+                self.observe_prompt(model, range, taken, snapshot)?;
+                events(Event::Prefill { done, total });
+                if done == total {
+                    self.counts.prefill_s = self.start.elapsed().as_secs_f64();
+                    if self.request.max_tokens == Some(0) {
+                        self.finish.get_or_insert(FinishReason::Length);
+                    } else {
+                        self.draw(taken.logits, events)?;
+                    }
+                }
+            }
+            Plan::Step => {
+                self.read += 1;
+                self.counts.forward_passes += 1;
+                self.counts.speculation.verify_s += taken.milliseconds * 1e-3;
+                let newest = self.answer.len() - 1;
+                observe(&mut self.speculator, &self.answer[newest..], taken)?;
+                self.draw(taken.logits, events)?;
+            }
+            Plan::Verify(draft, milliseconds) => {
+                self.counts.forward_passes += 1;
+                self.counts.speculation.verify_s += taken.milliseconds * 1e-3;
+                self.walk(model, draft, milliseconds, taken, events)?;
+            }
+        }
+        self.energy.iter_mut().for_each(EnergyMeter::poll);
+        Ok(())
+    }
+
+    /// Shows the drafter a part of the prompt, and keeps snapshots on the way.
+    fn observe_prompt<M: LanguageModel<State = S>>(
+        &mut self,
+        model: &M,
+        range: Range<usize>,
+        taken: Taken<'_>,
+        snapshot: Option<S>,
+    ) -> Result<(), Error> {
+        let rows = range.len();
+        let width = taken.features.len() / rows;
+        let early = snapshot_within(&range, self.turn).unwrap_or(0);
+        if let Some(state) = snapshot {
+            let taken = Taken {
+                features: &taken.features[..early * width],
+                hidden: &[],
+                ..taken
+            };
+            let read = range.start + early;
+            observe(
+                &mut self.speculator,
+                &self.request.prompt[range.start..read],
+                taken,
+            )?;
+            self.keep(model, read, state);
+        }
+        let late = Taken {
+            features: &taken.features[early * width..],
+            ..taken
+        };
+        if early < rows {
+            let tokens = &self.request.prompt[range.start + early..range.end];
+            observe(&mut self.speculator, tokens, late)?;
+        }
+        if range.end.is_multiple_of(PREFILL_ROWS) && early < rows {
+            self.keep(model, range.end, self.state.clone());
+        }
+        Ok(())
+    }
+
+    fn keep<M: LanguageModel<State = S>>(&mut self, model: &M, read: usize, state: S) {
+        self.snapshots.push(Snapshot {
+            tokens: self.request.prompt[..read].to_vec(),
+            bytes: model.state_bytes(&state),
+            state,
+            drafter: self.speculator.as_ref().map(|s| s.drafter.fork()),
+        });
+    }
+
+    /// Follows the target's own draws down the tree as far as it goes, and commits that path.
+    fn walk<M: LanguageModel<State = S>>(
+        &mut self,
+        model: &M,
+        draft: Draft,
+        draft_ms: f64,
+        taken: Taken<'_>,
+        events: &mut dyn FnMut(Event),
+    ) -> Result<(), Error> {
+        let start = Instant::now();
+        let before = self.answer.len();
+        let tree = &draft.tree;
+        let mut path = vec![0];
+        let mut node = 0;
+        loop {
+            let token = self.draw(
+                &taken.logits[node * self.vocab_size..][..self.vocab_size],
+                events,
+            )?;
+            let child = tree
+                .children(node)
+                .find(|&child| tree.tokens()[child] == token);
+            match child {
+                Some(child) if self.finish.is_none() => {
+                    path.push(child);
+                    node = child;
+                }
+                _ => break,
+            }
+        }
+        let drawn = Instant::now();
+        model.commit(&mut self.state, &path)?;
+        self.read += path.len();
+        let committed = Instant::now();
+        if let Some(speculator) = &mut self.speculator {
+            let rows = draft.len();
+            let width = taken.features.len() / rows;
+            let features: Vec<f32> = path
+                .iter()
+                .flat_map(|&node| &taken.features[node * width..][..width])
+                .copied()
+                .collect();
+            let hidden = taken.hidden.len() / rows;
+            let read = Read {
+                // The root was drawn before, each node below it in this walk but the last token.
+                tokens: &self.answer[before - 1..][..path.len()],
+                features: &features,
+                hidden: &taken.hidden[node * hidden..][..hidden],
+            };
+            speculator.drafter.observe(read)?;
+            speculator.drafter.judged(&draft, &path);
+            let observe_ms = committed.elapsed().as_secs_f64() * 1e3;
+            speculator
+                .pace
+                .judged(&draft, path.len() - 1, draft_ms + observe_ms);
+        }
+        let counts = &mut self.counts.speculation;
+        counts.sample_s += (drawn - start).as_secs_f64();
+        counts.commit_s += (committed - drawn).as_secs_f64();
+        counts.draft_s += committed.elapsed().as_secs_f64();
+        counts.round(&draft, &path);
+        Ok(())
+    }
+
+    /// Draws the next token and decides whether it ends the answer.
+    fn draw(&mut self, logits: &[f32], events: &mut dyn FnMut(Event)) -> Result<u32, Error> {
+        let history = History {
+            prompt: &self.request.prompt,
+            answer: &self.answer,
+        };
+        let token = self.sampler.sample(logits, history)?;
+        self.answer.push(token);
+        if self.counts.first_token_s.is_none() {
+            self.counts.first_token_s = Some(self.start.elapsed().as_secs_f64());
+            self.counts.prefill_energy_j = self.energy.as_mut().and_then(EnergyMeter::joules);
+        }
+        let answered = self.answer.len();
+        self.ended_by_token = !self.request.ignore_eos && self.eos.contains(&token);
+        if self.ended_by_token || self.writer.push(token, events) {
+            self.finish = Some(FinishReason::Stop);
+        } else if self.request.max_tokens.is_some_and(|most| answered >= most)
+            || self.request.prompt.len() + answered >= self.context
+        {
+            self.finish = Some(FinishReason::Length);
+        }
+        Ok(token)
+    }
+
+    /// The answer, with the state and the drafter as they are after it.
+    pub fn end(mut self, events: &mut dyn FnMut(Event)) -> (Answer, Ended<'a, S>) {
+        let text = self.writer.finish(events);
+        self.counts.completion = self.answer.len();
+        self.counts.duration_s = self.start.elapsed().as_secs_f64();
+        self.counts.energy_j = self.energy.as_mut().and_then(EnergyMeter::joules);
+        self.counts.memory_bytes = resident_bytes();
+        let mut tokens = self.request.prompt;
+        let usage = Usage {
+            prompt_tokens: tokens.len(),
+            completion_tokens: self.answer.len(),
+        };
+        tokens.extend_from_slice(&self.answer);
+        tokens.truncate(self.read);
+        let answer = Answer {
+            text,
+            usage,
+            token_ids: self.answer,
+            finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
+            ended_by_token: self.ended_by_token,
+            stats: self.counts.stats(),
+        };
+        let ended = Ended {
+            tokens,
+            state: self.state,
+            speculator: self.speculator,
+        };
+        (answer, ended)
+    }
+}
+
+/// What an answer leaves behind.
+pub struct Ended<'a, S> {
+    /// The tokens that the state has read.
+    pub tokens: Vec<u32>,
+    /// The state.
+    pub state: S,
+    /// What drafted.
+    pub speculator: Option<Speculator<'a>>,
+}
+
+fn observe(
+    speculator: &mut Option<Speculator<'_>>,
+    tokens: &[u32],
+    taken: Taken<'_>,
+) -> Result<(), Error> {
+    let Some(speculator) = speculator else {
+        return Ok(());
+    };
+    speculator.drafter.observe(Read {
+        tokens,
+        features: taken.features,
+        hidden: taken.hidden,
+    })
+}
+
+/// Cuts off what no pass could verify: a wrong root, tokens outside the vocabulary, nodes deeper
+/// than they are of use. Parents come first, so what is before a bad node is a tree.
+fn sanitise(draft: &mut Draft, growth: &Growth, vocab_size: usize) {
+    let tree = &draft.tree;
+    if tree.tokens()[0] != growth.root {
+        *draft = Draft::root(growth.root);
+        return;
+    }
+    let good = (0..tree.len())
+        .take_while(|&node| {
+            (tree.tokens()[node] as usize) < vocab_size
+                && tree.depths()[node] as usize <= growth.depth
+        })
+        .count();
+    draft.truncate(good.min(growth.nodes));
+}
+
+fn check<M: LanguageModel>(model: &M, context: usize, request: &Request) -> Result<(), Error> {
+    let prompt = &request.prompt;
+    if prompt.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    if prompt.len() >= context {
+        return Err(Error::PromptTooLong {
+            prompt: prompt.len(),
+            context,
+            model: model.max_position(),
+        });
+    }
+    let vocab_size = model.vocab_size();
+    match prompt.iter().find(|token| **token as usize >= vocab_size) {
+        Some(&token) => Err(Error::UnknownToken { token, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+/// Where later prompts of the same chat part from this one, if they do: at its last control
+/// token; in plain text, at its last token, so that the same prompt again is cheap.
+fn turn(prompt: &[u32], tokenizer: &Tokenizer) -> usize {
+    prompt
+        .iter()
+        .rposition(|&token| tokenizer.is_control(token))
+        .filter(|&turn| turn > 0)
+        .unwrap_or(prompt.len() - 1)
+}
+
+/// After how many tokens of `range` its snapshot is due.
+fn snapshot_within(range: &Range<usize>, turn: usize) -> Option<usize> {
+    (range.start < turn && turn <= range.end).then(|| turn - range.start)
+}
+
+/// Tokens to the text that the caller sees.
+struct Writer<'a> {
+    decoder: StreamDecoder<'a>,
+    stop: StopStrings,
+    text: String,
+    decoded: String,
+    shown: String,
+}
+
+impl<'a> Writer<'a> {
+    fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Writer<'a> {
+        Writer {
+            decoder: tokenizer.stream(),
+            stop: StopStrings::new(stop),
+            text: String::new(),
+            decoded: String::new(),
+            shown: String::new(),
+        }
+    }
+
+    /// Whether a stop string is complete.
+    fn push(&mut self, token: u32, events: &mut dyn FnMut(Event)) -> bool {
+        self.decoder.push(token, &mut self.decoded);
+        let stopped = self.stop.push(&self.decoded, &mut self.shown);
+        self.decoded.clear();
+        self.show(events);
+        stopped
+    }
+
+    fn show(&mut self, events: &mut dyn FnMut(Event)) {
+        if !self.shown.is_empty() {
+            events(Event::Text(&self.shown));
+            self.text.push_str(&self.shown);
+            self.shown.clear();
+        }
+    }
+
+    /// The whole text.
+    fn finish(mut self, events: &mut dyn FnMut(Event)) -> String {
+        self.decoder.finish(&mut self.decoded);
+        self.stop.push(&self.decoded, &mut self.shown);
+        self.stop.finish(&mut self.shown);
+        self.show(events);
+        self.text
+    }
+}

@@ -1,0 +1,465 @@
+//! The promise of speculation: the same tokens as plain decoding, whatever is drafted.
+//!
+//! `KOZUE_PROMPTS=200 cargo test --release -p kozue-engine --test speculation` runs over that
+//! many prompts instead of a few.
+
+#[path = "support/drafters.rs"]
+mod adversaries;
+mod support;
+
+use adversaries::{Adversary, SCHEMES, Scheme};
+use kozue_engine::sampling::Sampling;
+use kozue_engine::speculation::{DraftKind, Pace, RowCosts, SpeculationOptions, Speculator};
+use kozue_engine::{Answer, LanguageModel, Loaded, Request, Session};
+use kozue_kernels::{Cpu, KvType};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use support::{Scripted, encode, tokenizer};
+
+fn reference(parts: &[&str]) -> PathBuf {
+    let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference");
+    path.extend(parts);
+    path
+}
+
+/// A tiny target with the folder of its drafters.
+struct Pair {
+    loaded: Loaded,
+    path: PathBuf,
+    drafters: tempfile::TempDir,
+}
+
+impl Pair {
+    fn open(target: &str, dflash: &str, weaver: &str) -> Pair {
+        let path = reference(&["tiny", target]);
+        let drafters = tempfile::tempdir().unwrap();
+        copy(
+            &reference(&["drafters", dflash]),
+            &drafters.path().join("dflash"),
+        );
+        copy(
+            &reference(&["drafters", weaver]),
+            &drafters.path().join("weaver"),
+        );
+        Pair {
+            loaded: Loaded::open(&path, Cpu::new(Some(2)), KvType::F16).unwrap(),
+            path,
+            drafters,
+        }
+    }
+
+    fn all() -> [Pair; 2] {
+        [
+            Pair::open("qwen3_5", "dflash-qwen3_5", "weaver-rotary"),
+            Pair::open("qwen3", "dflash-qwen3", "weaver-learned"),
+        ]
+    }
+
+    fn speculate(&mut self, kind: DraftKind, budget: Option<usize>, width: Option<usize>) {
+        let path = match kind {
+            DraftKind::Dflash | DraftKind::Weaver => Some(self.drafters.path().to_path_buf()),
+            // The target as its own drafter is right most of the time.
+            DraftKind::Model => Some(self.path.clone()),
+            _ => None,
+        };
+        let options = SpeculationOptions {
+            kind: Some(kind),
+            path,
+            budget,
+            width,
+        };
+        self.loaded.speculate(&self.path.clone(), &options).unwrap();
+        assert_eq!(self.loaded.draft_kind(), kind);
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(from.join(file), to.join(file)).unwrap();
+    }
+}
+
+fn prompts(default: usize) -> Vec<Vec<u32>> {
+    let count = std::env::var("KOZUE_PROMPTS")
+        .ok()
+        .and_then(|count| count.parse().ok())
+        .unwrap_or(default);
+    (0..count as u64)
+        .map(|n| {
+            let random = |i: u64| (n * 1000 + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+            // Some repeat themselves, so that lookup has something to find.
+            let period = 3 + n % 7;
+            let len = 4 + random(999) % 60;
+            (0..len)
+                .map(|i| (random(if n % 2 == 0 { i % period } else { i }) % 300) as u32)
+                .collect()
+        })
+        .collect()
+}
+
+fn samplings(n: usize) -> [(&'static str, Sampling); 4] {
+    let sampled = Sampling {
+        temperature: 0.7,
+        seed: n as u64,
+        ..Sampling::greedy()
+    };
+    [
+        ("greedy", Sampling::greedy()),
+        ("temperature", sampled.clone()),
+        (
+            "nucleus",
+            Sampling {
+                temperature: 1.0,
+                top_p: 0.9,
+                ..sampled.clone()
+            },
+        ),
+        (
+            "penalties",
+            Sampling {
+                repetition_penalty: 1.2,
+                frequency_penalty: 0.2,
+                penalty_window: Some(20),
+                logit_bias: vec![(7, 1.5), (8, f32::NEG_INFINITY)],
+                ..sampled
+            },
+        ),
+    ]
+}
+
+fn request(prompt: &[u32], sampling: &Sampling) -> Request {
+    Request {
+        prompt: prompt.to_vec(),
+        sampling: sampling.clone(),
+        max_tokens: Some(40),
+        stop: Vec::new(),
+        ignore_eos: true,
+    }
+}
+
+/// Two turns in one session: the second goes on from the state that the first left behind.
+fn two_turns<M: LanguageModel>(
+    session: &mut Session<M>,
+    prompt: &[u32],
+    sampling: &Sampling,
+) -> [Answer; 2] {
+    let cancel = AtomicBool::new(false);
+    let mut ask = |prompt: &[u32]| {
+        session
+            .generate(&request(prompt, sampling), &cancel, &mut |_| ())
+            .unwrap()
+    };
+    let first = ask(prompt);
+    let mut longer = prompt.to_vec();
+    longer.extend(&first.token_ids);
+    longer.extend([3, 1, 4]);
+    [first, ask(&longer)]
+}
+
+fn tokens(answers: &[Answer; 2]) -> [&[u32]; 2] {
+    [&answers[0].token_ids, &answers[1].token_ids]
+}
+
+#[test]
+fn speculation_never_changes_an_answer() {
+    for mut pair in Pair::all() {
+        let prompts = prompts(2);
+        let mut plain = Vec::new();
+        for (n, prompt) in prompts.iter().enumerate() {
+            for (_, sampling) in samplings(n) {
+                let mut session = pair.loaded.session(None);
+                plain.push(two_turns(&mut session, prompt, &sampling));
+            }
+        }
+        assert!(
+            plain
+                .iter()
+                .flatten()
+                .all(|answer| answer.token_ids.len() == 40)
+        );
+        let mut accepted = 0.0;
+        for kind in [
+            DraftKind::Lookup,
+            DraftKind::Dflash,
+            DraftKind::Weaver,
+            DraftKind::Model,
+        ] {
+            for (budget, width) in [
+                (Some(2), None),
+                (Some(8), Some(1)),
+                (Some(16), None),
+                (Some(32), None),
+                (None, None),
+            ] {
+                pair.speculate(kind, budget, width);
+                let mut expected = plain.iter();
+                for (n, prompt) in prompts.iter().enumerate() {
+                    for (name, sampling) in samplings(n) {
+                        let mut session = pair.loaded.session(None);
+                        let answers = two_turns(&mut session, prompt, &sampling);
+                        assert_eq!(
+                            tokens(&answers),
+                            tokens(expected.next().unwrap()),
+                            "{kind}, {budget:?} nodes, prompt {n}, {name}"
+                        );
+                        let stats = answers.iter().filter_map(|a| a.stats.speculation.as_ref());
+                        accepted += stats.map(|s| s.mean_accepted).sum::<f64>();
+                    }
+                }
+            }
+        }
+        // A test in which nothing is ever accepted would show little.
+        assert!(accepted > 100.0, "{accepted}");
+    }
+}
+
+/// Sessions of a pair with an adversary that knows `text`.
+fn adversarial<'a>(
+    pair: &'a Pair,
+    ends: &'a [u32],
+    adversary: &Adversary,
+    nodes: usize,
+) -> Session<'a, kozue_engine::loaded::CpuModel> {
+    let adversary = adversary.clone();
+    let loaded = &pair.loaded;
+    Session::new(&loaded.model, &loaded.tokenizer, ends, 4096, 1 << 24).speculating(move || {
+        Some(Speculator {
+            drafter: Box::new(adversary.clone()),
+            pace: Pace::new(RowCosts::unknown(), Some(nodes)),
+            width: usize::MAX,
+        })
+    })
+}
+
+#[test]
+fn adversaries_never_change_an_answer() {
+    for pair in Pair::all() {
+        for (n, prompt) in prompts(3).iter().enumerate() {
+            for (name, sampling) in samplings(n) {
+                let mut session = pair.loaded.session(None);
+                let plain = two_turns(&mut session, prompt, &sampling);
+                let mut text = prompt.clone();
+                text.extend(&plain[0].token_ids);
+                text.extend([3, 1, 4]);
+                text.extend(&plain[1].token_ids);
+                for scheme in SCHEMES {
+                    for nodes in [2, 8, 32] {
+                        let adversary = Adversary {
+                            scheme,
+                            text: text.clone(),
+                            vocab_size: pair.loaded.model.vocab_size(),
+                            random: n as u64 + nodes as u64,
+                        };
+                        let mut session = adversarial(&pair, &[], &adversary, nodes);
+                        let answers = two_turns(&mut session, prompt, &sampling);
+                        let context = format!("{scheme:?}, {nodes} nodes, prompt {n}, {name}");
+                        assert_eq!(tokens(&answers), tokens(&plain), "{context}");
+                        let stats = answers[0].stats.speculation.as_ref();
+                        let by_pass = answers[0].stats.tokens_per_forward_pass.unwrap();
+                        match scheme {
+                            Scheme::Wrong => assert_eq!(by_pass, 1.0, "{context}"),
+                            // Every pass accepts its whole chain, but perhaps the last.
+                            Scheme::Right => {
+                                assert_eq!(
+                                    answers[0].stats.forward_passes,
+                                    39usize.div_ceil(nodes),
+                                    "{context}"
+                                );
+                            }
+                            Scheme::WrongRoot => assert_eq!(stats.unwrap().rounds, 0),
+                            _ => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Stop strings, end tokens and limits cut where plain decoding cuts, in the midst of what was
+/// accepted, and the state is that of plain decoding.
+#[test]
+fn an_answer_ends_in_the_midst_of_an_accepted_run() {
+    let tokenizer = tokenizer();
+    let model = Scripted::new(&tokenizer);
+    let prompt = encode(&tokenizer, "a question");
+    let end = tokenizer.id("<|im_end|>").unwrap();
+    let mut script = encode(&tokenizer, "one two three four five six seven");
+    let whole = script.len();
+    script.push(end);
+    script.extend(encode(&tokenizer, "beyond the end"));
+    model.answer_at(prompt.len(), &script);
+    let mut text = prompt.clone();
+    text.extend(&script);
+    let ends = [end];
+    let cancel = AtomicBool::new(false);
+    for scheme in [
+        Scheme::Right,
+        Scheme::Wrong,
+        Scheme::Endless,
+        Scheme::Duplicates,
+    ] {
+        for nodes in 1..20 {
+            let open = || {
+                let adversary = Adversary {
+                    scheme,
+                    text: text.clone(),
+                    vocab_size: model.vocab_size(),
+                    random: 1,
+                };
+                Session::new(&model, &tokenizer, &ends, 4096, 1 << 20).speculating(move || {
+                    Some(Speculator {
+                        drafter: Box::new(adversary.clone()),
+                        pace: Pace::new(RowCosts::unknown(), Some(nodes)),
+                        width: usize::MAX,
+                    })
+                })
+            };
+            let cases: [(Option<usize>, &[&str]); 5] = [
+                (None, &[]),
+                (Some(5), &[]),
+                (Some(1), &[]),
+                (None, &["four"]),
+                (None, &["e f", "zzz"]),
+            ];
+            for (max_tokens, stop) in cases {
+                let request = Request {
+                    max_tokens,
+                    stop: stop.iter().map(|s| s.to_string()).collect(),
+                    ignore_eos: false,
+                    ..request(&prompt, &Sampling::greedy())
+                };
+                let mut plain = Session::new(&model, &tokenizer, &ends, 4096, 1 << 20);
+                let expected = plain.generate(&request, &cancel, &mut |_| ()).unwrap();
+                let mut session = open();
+                let answer = session.generate(&request, &cancel, &mut |_| ()).unwrap();
+                let context = format!("{scheme:?}, {nodes} nodes, {max_tokens:?}, {stop:?}");
+                assert_eq!(answer.text, expected.text, "{context}");
+                assert_eq!(answer.token_ids, expected.token_ids, "{context}");
+                assert_eq!(answer.finish_reason, expected.finish_reason, "{context}");
+                assert_eq!(support::read(&session), support::read(&plain), "{context}");
+                if max_tokens.is_none() && stop.is_empty() {
+                    assert_eq!(answer.token_ids.len(), whole + 1);
+                }
+            }
+        }
+    }
+}
+
+/// The context is filled to its last token and not beyond, whatever the drafts ask for.
+#[test]
+fn drafts_stay_inside_the_context() {
+    let tokenizer = tokenizer();
+    let model = Scripted {
+        max_position: 30,
+        ..Scripted::new(&tokenizer)
+    };
+    let prompt = encode(&tokenizer, "a question");
+    let adversary = Adversary {
+        scheme: Scheme::Endless,
+        text: vec![0; 100],
+        vocab_size: model.vocab_size(),
+        random: 1,
+    };
+    let mut session = Session::new(&model, &tokenizer, &[], 30, 1 << 20).speculating(move || {
+        Some(Speculator {
+            drafter: Box::new(adversary.clone()),
+            pace: Pace::new(RowCosts::unknown(), Some(16)),
+            width: usize::MAX,
+        })
+    });
+    let request = Request {
+        max_tokens: None,
+        ..request(&prompt, &Sampling::greedy())
+    };
+    let answer = session
+        .generate(&request, &AtomicBool::new(false), &mut |_| ())
+        .unwrap();
+    assert_eq!(prompt.len() + answer.token_ids.len(), 30);
+    assert_eq!(support::read(&session).len(), 29);
+}
+
+/// Frequencies of the third token against the target's probabilities, summed over all that can
+/// come before: it does not matter here that the noise is that of plain decoding.
+#[test]
+fn drawn_tokens_have_the_targets_distribution() {
+    const KEPT: usize = 6;
+    const DRAWS: usize = 3000;
+    let mut pair = Pair::all().into_iter().next().unwrap();
+    let sampling = Sampling {
+        temperature: 1.3,
+        top_k: Some(KEPT),
+        ..Sampling::greedy()
+    };
+    let prompt: Vec<u32> = vec![5, 72, 261, 36, 263, 77];
+    let model = &pair.loaded.model;
+    let mut expected = vec![0.0; model.vocab_size()];
+    let next = |context: &[u32]| -> Vec<(u32, f64)> {
+        let logits = model.advance(&mut model.new_state(), context, 1).unwrap();
+        let mut best: Vec<(u32, f64)> = (0..).zip(logits.iter().map(|l| f64::from(*l))).collect();
+        best.sort_by(|a, b| b.1.total_cmp(&a.1));
+        best.truncate(KEPT);
+        let weight = |logit: f64| (logit / f64::from(sampling.temperature)).exp();
+        let total: f64 = best.iter().map(|(_, logit)| weight(*logit)).sum();
+        best.iter()
+            .map(|&(token, logit)| (token, weight(logit) / total))
+            .collect()
+    };
+    for (first, chance) in next(&prompt) {
+        let mut context = prompt.clone();
+        context.push(first);
+        for (second, and) in next(&context) {
+            context.push(second);
+            for (third, then) in next(&context) {
+                expected[third as usize] += DRAWS as f64 * chance * and * then;
+            }
+            context.pop();
+        }
+    }
+    for kind in [DraftKind::Model, DraftKind::Weaver] {
+        pair.speculate(kind, Some(12), None);
+        let mut counts = vec![0.0; expected.len()];
+        let mut saved = 0;
+        for seed in 0..DRAWS as u64 {
+            let request = Request {
+                max_tokens: Some(4),
+                ..request(
+                    &prompt,
+                    &Sampling {
+                        seed: 77_000 + seed,
+                        ..sampling.clone()
+                    },
+                )
+            };
+            let mut session = pair.loaded.session(None);
+            let answer = session
+                .generate(&request, &AtomicBool::new(false), &mut |_| ())
+                .unwrap();
+            counts[answer.token_ids[2] as usize] += 1.0;
+            saved += 3 - answer.stats.forward_passes;
+        }
+        assert!(saved > 20, "{kind}: only {saved} passes saved");
+        // Rare tokens share a bin.
+        let mut bins = vec![(0.0, 0.0)];
+        for (&count, &expected) in counts.iter().zip(&expected) {
+            if expected < 10.0 {
+                bins[0].0 += count;
+                bins[0].1 += expected;
+            } else {
+                bins.push((count, expected));
+            }
+        }
+        bins.retain(|bin| bin.1 > 0.0);
+        let statistic: f64 = bins.iter().map(|(count, e)| (count - e).powi(2) / e).sum();
+        let freedom = (bins.len() - 1) as f64;
+        // Wilson and Hilferty's approximation of the quantile at 99.9%.
+        let spread = 2.0 / (9.0 * freedom);
+        let limit = freedom * (1.0 - spread + 3.09 * spread.sqrt()).powi(3);
+        assert!(freedom > 5.0, "{freedom}");
+        assert!(
+            statistic < limit,
+            "{kind}: {statistic} of {limit} at {freedom}"
+        );
+    }
+}
