@@ -274,7 +274,7 @@ impl Source for Gguf {
                 format: tensor.format.name().to_owned(),
                 shape: shape(tensor, place),
                 bytes: (tensor.bytes.len() / rows * share) as u64,
-                aside: false,
+                aside: place.name.starts_with(layout::MTP),
             });
         }
         let layers = self.description.config.layers.len();

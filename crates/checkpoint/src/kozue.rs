@@ -14,6 +14,7 @@ use crate::description::Description;
 use crate::error::Error;
 use crate::fields::Fields;
 use crate::hugging_face::describe;
+use crate::layout::MTP;
 use crate::resident;
 use crate::safetensors::Dtype;
 use crate::shards::Shards;
@@ -133,12 +134,20 @@ impl Kozue {
         })
     }
 
-    /// The packed matrices for a model that runs: in huge pages where they can be had.
-    fn running(&self) -> &BTreeMap<String, PackedMatrix> {
+    /// The packed matrices for a model that runs: in huge pages where they can be had. A head that
+    /// predicts further tokens stays where it is, since most runs do without it.
+    fn running(&self, name: &str) -> &BTreeMap<String, PackedMatrix> {
+        if name.starts_with(MTP) {
+            return &self.packed;
+        }
         let release = |name: &str| self.shards.release(name);
-        let copies = self
-            .copies
-            .get_or_init(|| resident::copies(&self.packed, &release));
+        let copies = self.copies.get_or_init(|| {
+            let packed = self
+                .packed
+                .iter()
+                .filter(|(name, _)| !name.starts_with(MTP));
+            resident::copies(packed, &release)
+        });
         copies.as_ref().unwrap_or(&self.packed)
     }
 }
@@ -272,7 +281,7 @@ impl Source for Kozue {
     }
 
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
-        match find_packed(self.running(), &self.shards, name, n, k)? {
+        match find_packed(self.running(name), &self.shards, name, n, k)? {
             Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
             None => self.shards.matrix(name, n, k),
         }

@@ -37,28 +37,34 @@ pub(crate) fn has_row_per_head(name: &str) -> bool {
     .any(|end| name.ends_with(end))
 }
 
+/// Start of the names of a multi-token prediction head, which only drafting uses.
+pub(crate) const MTP: &str = "mtp.";
+
 /// Every tensor of a model with this configuration, in the order of a forward pass.
 pub(crate) fn layout(config: &ModelConfig) -> Vec<Slot> {
     let mut slots = Slots(Vec::new());
     let hidden = config.hidden_size;
     slots.matrix("model.embed_tokens", config.vocab_size, hidden, false);
     for (index, mixer) in config.layers.iter().enumerate() {
-        let at = format!("model.layers.{index}");
-        slots.vector(format!("{at}.input_layernorm.weight"), &[hidden]);
-        match mixer {
-            Mixer::Attention => slots.attention(&format!("{at}.self_attn"), config),
-            Mixer::Delta => slots.delta(&format!("{at}.linear_attn"), config),
-        }
-        slots.vector(format!("{at}.post_attention_layernorm.weight"), &[hidden]);
-        let (inner, bias) = (config.intermediate_size, config.mlp_bias);
-        slots.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden, bias);
-        slots.matrix(&format!("{at}.mlp.up_proj"), inner, hidden, bias);
-        slots.matrix(&format!("{at}.mlp.down_proj"), hidden, inner, bias);
+        slots.layer(&format!("model.layers.{index}"), *mixer, config);
     }
     slots.vector("model.norm.weight".to_owned(), &[hidden]);
     if !config.tied {
         slots.matrix("lm_head", config.vocab_size, hidden, false);
     }
+    slots.0
+}
+
+/// Every tensor of a multi-token prediction head of one layer, as Qwen3.5 has it.
+pub(crate) fn mtp_layout(config: &ModelConfig) -> Vec<Slot> {
+    let mut slots = Slots(Vec::new());
+    let hidden = config.hidden_size;
+    for norm in ["pre_fc_norm_embedding", "pre_fc_norm_hidden"] {
+        slots.vector(format!("{MTP}{norm}.weight"), &[hidden]);
+    }
+    slots.matrix(&format!("{MTP}fc"), hidden, 2 * hidden, false);
+    slots.layer(&format!("{MTP}layers.0"), Mixer::Attention, config);
+    slots.vector(format!("{MTP}norm.weight"), &[hidden]);
     slots.0
 }
 
@@ -91,6 +97,20 @@ impl Slots {
             role: Role::Vector,
             shape: shape.to_vec(),
         });
+    }
+
+    fn layer(&mut self, at: &str, mixer: Mixer, config: &ModelConfig) {
+        let hidden = config.hidden_size;
+        self.vector(format!("{at}.input_layernorm.weight"), &[hidden]);
+        match mixer {
+            Mixer::Attention => self.attention(&format!("{at}.self_attn"), config),
+            Mixer::Delta => self.delta(&format!("{at}.linear_attn"), config),
+        }
+        self.vector(format!("{at}.post_attention_layernorm.weight"), &[hidden]);
+        let (inner, bias) = (config.intermediate_size, config.mlp_bias);
+        self.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden, bias);
+        self.matrix(&format!("{at}.mlp.up_proj"), inner, hidden, bias);
+        self.matrix(&format!("{at}.mlp.down_proj"), hidden, inner, bias);
     }
 
     fn attention(&mut self, at: &str, config: &ModelConfig) {

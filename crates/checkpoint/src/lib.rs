@@ -81,6 +81,11 @@ impl Checkpoint {
         self.reads.get(name).is_some_and(|info| !info.aside)
     }
 
+    /// Whether there is a tensor of this name, set aside or not; either can be read.
+    pub fn holds(&self, name: &str) -> bool {
+        self.reads.get(name).is_some()
+    }
+
     /// The matrix `name` with `n` outputs and `k` inputs; mapped wherever the format allows.
     pub fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
         self.reads.mark(name)?;

@@ -18,12 +18,13 @@ const SMALLEST: usize = 4 << 20;
 ///
 /// `copied` hears of every matrix that the file is not needed for any more, so that its pages do not
 /// stay beside the copy.
-pub(crate) fn copies(
-    packed: &BTreeMap<String, PackedMatrix>,
+pub(crate) fn copies<'p>(
+    packed: impl Iterator<Item = (&'p String, &'p PackedMatrix)>,
     copied: &(dyn Fn(&str) + Sync),
 ) -> Option<BTreeMap<String, PackedMatrix>> {
     let padded = |matrix: &PackedMatrix| matrix.bytes().len().next_multiple_of(LINE);
-    let total: usize = packed.values().map(padded).sum();
+    let packed: Vec<_> = packed.collect();
+    let total: usize = packed.iter().map(|(_, matrix)| padded(matrix)).sum();
     // The file's own pages may stay beside the copy for a while.
     if total < SMALLEST || available_memory().is_none_or(|bytes| bytes < total + total / 4) {
         return None;
@@ -31,7 +32,7 @@ pub(crate) fn copies(
     let mut arena = AlignedBytes::zeroed(total);
     let mut work = Vec::with_capacity(packed.len());
     let mut rest: &mut [u8] = &mut arena;
-    for (name, matrix) in packed {
+    for &(name, matrix) in &packed {
         let (to, later) = rest.split_at_mut(padded(matrix));
         work.push((name, matrix.bytes(), to));
         rest = later;
@@ -59,7 +60,7 @@ pub(crate) fn copies(
         let copy = PackedMatrix::new(*matrix.spec(), matrix.rotation().cloned(), bytes).ok()?;
         Some((name.clone(), copy))
     };
-    packed.iter().map(copy).collect()
+    packed.into_iter().map(copy).collect()
 }
 
 /// Memory that the system could give without swapping, in bytes; unknown away from Linux.

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::fields::{Fields, exists, read_object};
+use crate::layout::MTP;
 use crate::safetensors::{Dtype, Entry, SafetensorsFile};
 use crate::source::TensorInfo;
 
@@ -236,11 +237,11 @@ fn plain_name(stored: &str) -> Cow<'_, str> {
     Cow::Borrowed(stored.strip_prefix("language_model.").unwrap_or(stored))
 }
 
-/// Whether a tensor belongs to a part that text generation does not use.
+/// Whether a tensor belongs to a part that plain text generation does not use.
 fn is_aside(name: &str, tied: bool) -> bool {
     name.starts_with("model.visual.")
         || name.starts_with("visual.")
-        || name.starts_with("mtp.")
+        || name.starts_with(MTP)
         || name.starts_with("model.mtp.")
         || name.ends_with(".rotary_emb.inv_freq")
         || (tied && name == "lm_head.weight")

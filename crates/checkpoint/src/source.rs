@@ -16,7 +16,7 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// Bytes it takes in the file.
     pub bytes: u64,
-    /// Whether it belongs to a part that text generation does not use (vision tower, MTP
+    /// Whether it belongs to a part that plain text generation does not use (vision tower, MTP
     /// layers, rotary buffers, a head beside a tied embedding).
     pub aside: bool,
 }

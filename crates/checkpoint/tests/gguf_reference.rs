@@ -230,15 +230,32 @@ fn blocks_that_predict_ahead_are_set_aside() {
     let config = &gguf.description().config;
     use Mixer::{Attention, Delta};
     assert_eq!(config.layers, [Delta, Delta, Delta, Attention]);
-    let tensors = gguf.tensors();
-    let aside: Vec<&str> = tensors
+    // They have Hugging Face's names and values all the same.
+    let original = open(&reference("tiny/qwen3_5-multimodal"));
+    let theirs = original.tensors();
+    let ahead: Vec<_> = theirs
+        .iter()
+        .filter(|info| info.name.starts_with("mtp."))
+        .collect();
+    assert_eq!(ahead.len(), 15);
+    let aside: Vec<String> = gguf
+        .tensors()
         .iter()
         .filter(|info| info.aside)
-        .map(|info| &*info.name)
+        .map(|info| info.name.clone())
         .collect();
-    assert!(aside.contains(&"blk.4.nextn.eh_proj.weight"), "{aside:?}");
-    assert!(
-        aside.iter().all(|name| name.starts_with("blk.4.")),
-        "{aside:?}"
-    );
+    let names: Vec<String> = ahead.iter().map(|info| info.name.clone()).collect();
+    assert_eq!(aside, names);
+    for info in ahead {
+        assert!(!gguf.has(&info.name) && gguf.holds(&info.name));
+        let len = info.shape.iter().product();
+        let ours = gguf.vector(&info.name, len).unwrap();
+        for (a, b) in ours.iter().zip(original.vector(&info.name, len).unwrap()) {
+            assert!(
+                (a - b).abs() <= 5e-4 * b.abs().max(1.0),
+                "{}: {a} {b}",
+                info.name
+            );
+        }
+    }
 }

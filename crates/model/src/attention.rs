@@ -84,7 +84,11 @@ impl Attention {
     }
 
     pub(crate) fn new_state(&self, kv: KvType) -> LayerState {
-        LayerState::Attention(KvCache::new(self.k_at.count, self.k_at.dim, kv))
+        LayerState::Attention(self.new_cache(kv))
+    }
+
+    pub(crate) fn new_cache(&self, kv: KvType) -> KvCache {
+        KvCache::new(self.k_at.count, self.k_at.dim, kv)
     }
 
     /// x: rows x hidden size, already normed; the same shape comes back. Keys and values of every

@@ -1,6 +1,7 @@
 //! Hugging Face's tensors as llama.cpp's converter stores them: name, rows, order, values.
 
 use crate::description::{Family, Mixer, ModelConfig};
+use crate::layout::MTP;
 
 use super::order::Order;
 
@@ -60,29 +61,10 @@ pub(super) fn places(config: &ModelConfig, fused: impl Fn(usize) -> bool) -> Vec
     all.matrix("lm_head", "output");
     for (layer, mixer) in config.layers.iter().enumerate() {
         let (ours, theirs) = (format!("model.layers.{layer}"), format!("blk.{layer}"));
-        all.norm(
-            &format!("{ours}.input_layernorm"),
-            &format!("{theirs}.attn_norm"),
-        );
-        let post = if config.family == Family::Qwen35 {
-            "post_attention_norm"
-        } else {
-            "ffn_norm"
-        };
-        all.norm(
-            &format!("{ours}.post_attention_layernorm"),
-            &format!("{theirs}.{post}"),
-        );
-        for part in ["gate", "up", "down"] {
-            all.matrix(
-                &format!("{ours}.mlp.{part}_proj"),
-                &format!("{theirs}.ffn_{part}"),
-            );
-        }
-        match mixer {
-            Mixer::Attention => all.attention(&ours, &theirs, config, fused(layer)),
-            Mixer::Delta => all.delta(&ours, &theirs, config),
-        }
+        all.layer(&ours, &theirs, *mixer, config, fused(layer));
+    }
+    if config.family == Family::Qwen35 {
+        all.mtp(config.layers.len(), config, &fused);
     }
     all.all
 }
@@ -123,6 +105,52 @@ impl Places {
         let values = self.norm;
         self.add(format!("{name}.weight"), format!("{stored}.weight"))
             .values = values;
+    }
+
+    fn layer(&mut self, ours: &str, theirs: &str, mixer: Mixer, config: &ModelConfig, fused: bool) {
+        self.norm(
+            &format!("{ours}.input_layernorm"),
+            &format!("{theirs}.attn_norm"),
+        );
+        let post = if config.family == Family::Qwen35 {
+            "post_attention_norm"
+        } else {
+            "ffn_norm"
+        };
+        self.norm(
+            &format!("{ours}.post_attention_layernorm"),
+            &format!("{theirs}.{post}"),
+        );
+        for part in ["gate", "up", "down"] {
+            self.matrix(
+                &format!("{ours}.mlp.{part}_proj"),
+                &format!("{theirs}.ffn_{part}"),
+            );
+        }
+        match mixer {
+            Mixer::Attention => self.attention(ours, theirs, config, fused),
+            Mixer::Delta => self.delta(ours, theirs, config),
+        }
+    }
+
+    /// The multi-token prediction head: the first block behind the model's own.
+    fn mtp(&mut self, block: usize, config: &ModelConfig, fused: &impl Fn(usize) -> bool) {
+        let theirs = format!("blk.{block}");
+        self.layer(
+            &format!("{MTP}layers.0"),
+            &theirs,
+            Mixer::Attention,
+            config,
+            fused(block),
+        );
+        self.matrix(&format!("{MTP}fc"), &format!("{theirs}.nextn.eh_proj"));
+        for (name, stored) in [
+            ("pre_fc_norm_embedding", "enorm"),
+            ("pre_fc_norm_hidden", "hnorm"),
+            ("norm", "shared_head_norm"),
+        ] {
+            self.norm(&format!("{MTP}{name}"), &format!("{theirs}.nextn.{stored}"));
+        }
     }
 
     fn attention(&mut self, ours: &str, theirs: &str, config: &ModelConfig, fused: bool) {

@@ -10,7 +10,7 @@ use crate::drafter::Drafter;
 use crate::error::Error;
 use crate::fields::{exists, read_object};
 use crate::hugging_face::directory_name;
-use crate::layout::{Role, Slot, layout};
+use crate::layout::{Role, Slot, layout, mtp_layout};
 use crate::shards::Shards;
 use crate::source::TensorInfo;
 use crate::text::text_files;
@@ -57,8 +57,10 @@ impl Input {
     pub fn tensors(&self) -> Vec<(Slot, TensorInfo)> {
         match self {
             Input::Model(checkpoint) => {
-                let slots = layout(&checkpoint.description().config).into_iter();
-                // `Checkpoint::open` made sure that none is missing.
+                let config = &checkpoint.description().config;
+                let slots = layout(config).into_iter().chain(mtp_layout(config));
+                // `Checkpoint::open` made sure that none of the model's own is missing; a head that
+                // predicts further tokens may be there or not.
                 slots
                     .filter_map(|slot| Some((checkpoint.reads.get(&slot.name)?.clone(), slot)))
                     .map(|(info, slot)| (slot, info))

@@ -1,0 +1,226 @@
+//! The multi-token prediction head against its formula in f64 (tests/reference/make_drafters.py),
+//! and what its bits may depend on.
+
+mod drafted;
+mod tiny;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use drafted::{Drafted, assert_close, bits, relative_error};
+use kozue_checkpoint::{Checkpoint, Options, Size, quantize};
+use kozue_kernels::{Cpu, Isa, KvType};
+use kozue_model::{Model, Mtp, MtpState, Outputs, Rows, Segment};
+use tiny::{argmax, folder, reference};
+
+struct Case {
+    drafted: Drafted,
+    tokens: Vec<u32>,
+    target: Model,
+    mtp: Mtp,
+}
+
+impl Case {
+    fn open(kv: KvType) -> Self {
+        Self::at(&folder().join("qwen3_5-multimodal"), kv)
+    }
+
+    /// The same model in another format.
+    fn at(path: &Path, kv: KvType) -> Self {
+        let drafted = Drafted::open("mtp-qwen3_5");
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let target = Model::load(&checkpoint, kv).unwrap();
+        Self {
+            tokens: drafted.get("tokens"),
+            mtp: Mtp::load(&checkpoint, &target).unwrap().unwrap(),
+            target,
+            drafted,
+        }
+    }
+
+    /// The residual stream that the head wants, for all tokens but the last.
+    fn features(&self, cpu: &Cpu) -> Vec<f32> {
+        let mut state = self.target.new_state();
+        let segment = Segment {
+            state: &mut state,
+            rows: Rows::Chain(&self.tokens[..self.tokens.len() - 1]),
+            logit_rows: 0,
+            snapshot: None,
+        };
+        let wanted = Outputs {
+            taps: self.mtp.taps(),
+            ..Outputs::default()
+        };
+        let output = self.target.pass(cpu, &mut [segment], wanted);
+        output.unwrap().features
+    }
+
+    /// Takes in tokens `rows` of the text.
+    fn observe(
+        &self,
+        cpu: &Cpu,
+        state: &mut MtpState,
+        features: &[f32],
+        rows: std::ops::Range<usize>,
+    ) {
+        let hidden = self.target.config().hidden_size;
+        let part = &features[rows.start * hidden..rows.end * hidden];
+        let after = &self.tokens[rows.start + 1..rows.end + 1];
+        self.mtp
+            .observe(cpu, &self.target, state, part, after)
+            .unwrap();
+    }
+
+    /// A greedy chain of 4 tokens and the logits of each.
+    fn draft(&self, cpu: &Cpu, state: &mut MtpState) -> (Vec<u32>, Vec<f32>) {
+        let (mut chain, mut rows) = (Vec::new(), Vec::new());
+        self.mtp
+            .draft(cpu, &self.target, state, |logits| {
+                if chain.len() == 4 {
+                    return None;
+                }
+                rows.extend_from_slice(logits);
+                chain.push(argmax(logits));
+                chain.last().copied()
+            })
+            .unwrap();
+        (chain, rows)
+    }
+}
+
+#[test]
+fn chains_equal_the_formula() {
+    let cpu = Cpu::new(Some(2));
+    let case = Case::open(KvType::F32);
+    let features = case.features(&cpu);
+    let chains: Vec<Vec<u32>> = case.drafted.get("drafts");
+    let mut state = case.mtp.new_state();
+    for (turn, rows) in case.drafted.rounds().into_iter().enumerate() {
+        case.observe(&cpu, &mut state, &features, rows.clone());
+        let (chain, logits) = case.draft(&cpu, &mut state);
+        let expected = case.drafted.tensor(&format!("logits.{turn}"));
+        assert_close(&logits, &expected, &format!("round {turn}"));
+        assert_eq!(chain, chains[turn], "round {turn}");
+        assert_eq!(state.len(), rows.end, "a draft takes nothing in");
+    }
+}
+
+#[test]
+fn chains_do_not_depend_on_pieces_earlier_drafts_threads_or_instruction_set() {
+    let case = Case::open(KvType::F16);
+    let features = case.features(&Cpu::new(Some(2)));
+    let total = case.tokens.len() - 1;
+    let draft = |cpu: &Cpu, pieces: &[usize]| {
+        let mut state = case.mtp.new_state();
+        let mut start = 0;
+        for more in pieces {
+            case.observe(cpu, &mut state, &features, start..start + more);
+            start += more;
+            case.draft(cpu, &mut state);
+        }
+        bits(&case.draft(cpu, &mut state).1)
+    };
+    let expected = draft(&Cpu::with_isa(Some(1), Isa::Portable), &[total]);
+    for isa in Isa::available() {
+        for threads in [1, 3] {
+            let cpu = Cpu::with_isa(Some(threads), isa);
+            for pieces in [&vec![1; total][..], &[20, 1, 5, 8], &[total]] {
+                assert_eq!(
+                    draft(&cpu, pieces),
+                    expected,
+                    "{isa:?}, {threads}, {pieces:?}"
+                );
+            }
+        }
+    }
+}
+
+/// Quantising keeps the head, and GGUF files have it as one more block.
+#[test]
+fn the_head_survives_other_formats() {
+    let cpu = Cpu::new(Some(2));
+    let parent = tempfile::tempdir().unwrap();
+    let packed = parent.path().join("packed");
+    let options = Options {
+        size: Size::L,
+        group: 64,
+        force: false,
+    };
+    quantize(
+        &cpu,
+        &folder().join("qwen3_5-multimodal"),
+        &packed,
+        options,
+        &mut |_| ControlFlow::Continue(()),
+    )
+    .unwrap();
+    let checkpoint = Checkpoint::open(&packed).unwrap();
+    let infos = checkpoint.tensors();
+    let ahead: Vec<_> = infos
+        .into_iter()
+        .filter(|info| info.name.starts_with("mtp."))
+        .collect();
+    assert_eq!(ahead.len(), 15);
+    assert_eq!(
+        ahead
+            .iter()
+            .filter(|info| info.format == "int8 group 64")
+            .count(),
+        8
+    );
+    let gguf = reference().join("gguf/qwen3_5-mtp-f16.gguf");
+    // 8 bits: five per cent a layer, as for whole models; f16: the rounding of weights.
+    for (path, bound) in [(&packed, 0.25), (&gguf, 2e-3)] {
+        let case = Case::at(path, KvType::F32);
+        let features = case.features(&cpu);
+        let mut state = case.mtp.new_state();
+        case.observe(&cpu, &mut state, &features, 0..20);
+        let (_, logits) = case.draft(&cpu, &mut state);
+        let vocab = case.target.config().vocab_size;
+        let expected = case.drafted.tensor("logits.0");
+        // Chains may part after the first token.
+        let error = relative_error(&logits[..vocab], &expected[..vocab]);
+        println!("{}: {error:.5}", path.display());
+        assert!(error < bound, "{}: {error}", path.display());
+    }
+}
+
+#[test]
+fn a_checkpoint_without_the_head_has_none() {
+    let checkpoint = Checkpoint::open(&folder().join("qwen3_5")).unwrap();
+    let target = Model::load(&checkpoint, KvType::F16).unwrap();
+    assert!(Mtp::load(&checkpoint, &target).unwrap().is_none());
+}
+
+#[test]
+fn the_context_ends_and_tokens_are_checked() {
+    let cpu = Cpu::new(Some(1));
+    let case = Case::open(KvType::F16);
+    let hidden = case.target.config().hidden_size;
+    let longest = case.target.config().max_position;
+    let mut state = case.mtp.new_state();
+    let (chain, _) = case.draft(&cpu, &mut state);
+    assert!(chain.is_empty(), "nothing to follow");
+    let features = vec![0.5; (longest - 1) * hidden];
+    let tokens: Vec<u32> = (0..longest as u32 - 1).map(|i| i % 300).collect();
+    let mut observe = |features: &[f32], tokens: &[u32]| {
+        let observed = case
+            .mtp
+            .observe(&cpu, &case.target, &mut state, features, tokens);
+        observed.err().map(|error| error.to_string())
+    };
+    assert_eq!(
+        observe(&features[..hidden], &[320]).unwrap(),
+        "token 320 is outside the vocabulary of 320 tokens"
+    );
+    assert_eq!(observe(&features, &tokens), None);
+    assert_eq!(
+        observe(&features[..2 * hidden], &[1, 2]).unwrap(),
+        format!(
+            "{} tokens do not fit in the model's context of {longest}",
+            longest + 1
+        )
+    );
+    // One position is left: one token is drafted with it, one more from what it gives.
+    assert_eq!(case.draft(&cpu, &mut state).0.len(), 2);
+}
