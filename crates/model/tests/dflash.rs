@@ -124,6 +124,32 @@ fn drafts_do_not_depend_on_pieces_or_earlier_drafts() {
     }
 }
 
+/// Far into a text a window still hides what lies before it, to the row.
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    let cpu = Cpu::new(Some(2));
+    let case = Case::open("dflash-symmetric", KvType::F32);
+    let (len, window) = (600, 5);
+    let hidden = case.target.config().hidden_size;
+    let width = case.dflash.taps().len() * hidden;
+    let draft = |changed: std::ops::Range<usize>| {
+        let mut features: Vec<f32> = (0..len * width)
+            .map(|i| case.features[i % case.features.len()] + (i / 4096) as f32 * 0.01)
+            .collect();
+        features[changed.start * width..changed.end * width].fill(0.75);
+        let mut state = case.dflash.new_state();
+        case.dflash.observe(&cpu, &mut state, &features);
+        case.draft(&cpu, &mut state, 42)
+    };
+    let expected = draft(0..0);
+    // The first row returned stands at len + 1 and sees from len + 2 - window on.
+    let edge = len + 2 - window;
+    assert_eq!(bits(&draft(0..edge)), bits(&expected));
+    let seen = draft(edge..edge + 1);
+    assert_ne!(bits(&seen[..hidden]), bits(&expected[..hidden]));
+    assert_eq!(bits(&seen[hidden..]), bits(&expected[hidden..]));
+}
+
 #[test]
 fn drafts_do_not_depend_on_threads_or_instruction_set() {
     for name in NAMES {

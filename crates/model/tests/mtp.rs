@@ -192,6 +192,36 @@ fn a_checkpoint_without_the_head_has_none() {
     assert!(Mtp::load(&checkpoint, &target).unwrap().is_none());
 }
 
+/// A head that lacks a tensor is told of, and does not keep the model from loading.
+#[test]
+fn a_damaged_head() {
+    let source = folder().join("qwen3_5-multimodal");
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&source).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    // Of the same length, so that the rest of the file stays where it is.
+    let change = |file: &str| {
+        let path = dir.path().join(file);
+        let mut bytes = std::fs::read(&path).unwrap();
+        let name = b"mtp.layers.0.mlp.up_proj.weight";
+        let at = bytes.windows(name.len()).position(|part| part == name);
+        let at = at.unwrap_or_else(|| panic!("{file} does not name it"));
+        bytes[at + 13..at + 16].copy_from_slice(b"mpl");
+        std::fs::write(path, bytes).unwrap();
+    };
+    change("model-00003-of-00003.safetensors");
+    change("model.safetensors.index.json");
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let target = Model::load(&checkpoint, KvType::F16).unwrap();
+    let error = Mtp::load(&checkpoint, &target).err().unwrap().to_string();
+    assert!(
+        error.contains("tensor mtp.layers.0.mlp.up_proj.weight is missing"),
+        "{error}"
+    );
+}
+
 #[test]
 fn the_context_ends_and_tokens_are_checked() {
     let cpu = Cpu::new(Some(1));
