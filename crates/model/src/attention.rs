@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use kozue_checkpoint::{Checkpoint, description::ModelConfig};
+use kozue_checkpoint::{Tensors, description::ModelConfig};
 use kozue_kernels::{
     Cpu, Heads, KvCache, KvType, Linear, Rope, Scratch, Visible, attention, linear, rms_norm_heads,
     sigmoid_mul,
@@ -31,7 +31,7 @@ pub(crate) struct Attention {
 
 impl Attention {
     pub(crate) fn load(
-        checkpoint: &Checkpoint,
+        tensors: &impl Tensors,
         config: &ModelConfig,
         prefix: &str,
         rope: Arc<Rope>,
@@ -51,7 +51,7 @@ impl Attention {
             if !shape.qk_norm {
                 return Ok(None);
             }
-            norm_weight(checkpoint, config, &format!("{prefix}.{name}"), head).map(Some)
+            norm_weight(tensors, config, &format!("{prefix}.{name}"), head).map(Some)
         };
         Ok(Self {
             q_at: at(0, heads, per_query),
@@ -60,7 +60,7 @@ impl Attention {
             v_at: at(q_width + kv_width, shape.kv_heads, head),
             norm_eps: config.norm_eps,
             qkv: projection(
-                checkpoint,
+                tensors,
                 prefix,
                 &[
                     ("q_proj", q_width),
@@ -71,7 +71,7 @@ impl Attention {
                 shape.qkv_bias,
             )?,
             output: projection(
-                checkpoint,
+                tensors,
                 prefix,
                 &[("o_proj", config.hidden_size)],
                 heads * head,
@@ -100,52 +100,135 @@ impl Attention {
         rows: usize,
         parts: &mut [(Span, Rows<'_>, usize, &mut KvCache)],
     ) -> Scratch<'c, f32> {
-        let width = self.qkv.outputs();
-        let mut qkv = cpu.scratch(rows * width);
-        linear(cpu, &self.qkv, x, &mut qkv);
         let positions = positions(
             rows,
             parts.iter().map(|(span, part, len, _)| (span, part, *len)),
         );
-        for (at, norm) in [(self.q_at, &self.q_norm), (self.k_at, &self.k_norm)] {
-            let norm = norm.as_ref().map(|weight| (&weight[..], self.norm_eps));
-            norm_and_rotate(cpu, &mut qkv, at, norm, &self.rope, &positions);
-        }
-
-        let mixed_at = Heads::packed(self.q_at.count, self.q_at.dim);
+        let width = self.qkv.outputs();
+        let qkv = self.project(cpu, x, &positions);
+        let mixed_at = self.mixed_at();
         let mut mixed = cpu.scratch(rows * mixed_at.row);
         for (span, part, len, cache) in parts.iter_mut() {
-            let qkv = span.of(&qkv, width);
-            cache.write_rows(cpu, *len, (qkv, self.k_at), (qkv, self.v_at));
             let paths = paths(part, *len);
             let visible = visible(part, span.len(), *len, &paths);
-            let scale = (self.q_at.dim as f32).powf(-0.5);
             let out = span.of_mut(&mut mixed, mixed_at.row);
-            attention(cpu, cache, (qkv, self.q_at), &visible, scale, out);
+            self.mix(cpu, cache, *len, span.of(&qkv, width), &visible, out);
         }
+        self.finish(cpu, &qkv, mixed)
+    }
+
+    /// As [`Attention::forward`], for rows of one sequence in the slots from `first` on, each
+    /// seeing what `visible` says.
+    pub(crate) fn forward_visible<'c>(
+        &self,
+        cpu: &'c Cpu,
+        x: &[f32],
+        positions: &[u32],
+        (cache, first): (&mut KvCache, usize),
+        visible: &[Visible<'_>],
+    ) -> Scratch<'c, f32> {
+        let qkv = self.project(cpu, x, positions);
+        let mut mixed = cpu.scratch(positions.len() * self.mixed_at().row);
+        self.mix(cpu, cache, first, &qkv, visible, &mut mixed);
+        self.finish(cpu, &qkv, mixed)
+    }
+
+    /// The part of the projection that makes keys and values, for [`Attention::remember`].
+    pub(crate) fn keys_and_values(&self) -> Result<Linear, Error> {
+        let matrices = self.qkv.matrices().skip(1).cloned().collect();
+        let bias = self
+            .qkv
+            .bias()
+            .map(|bias| bias[self.k_at.offset..].to_vec());
+        Linear::new(matrices, bias).map_err(|reason| Error::Layer {
+            name: "k_proj, v_proj".to_string(),
+            reason: reason.to_string(),
+        })
+    }
+
+    /// Writes keys and values of rows that make no queries to the slots of their positions.
+    /// `keys_and_values` comes from [`Attention::keys_and_values`].
+    pub(crate) fn remember(
+        &self,
+        cpu: &Cpu,
+        keys_and_values: &Linear,
+        x: &[f32],
+        positions: &[u32],
+        cache: &mut KvCache,
+    ) {
+        let at = |heads: Heads| Heads {
+            row: keys_and_values.outputs(),
+            offset: heads.offset - self.k_at.offset,
+            ..heads
+        };
+        let (k_at, v_at) = (at(self.k_at), at(self.v_at));
+        let mut kv = cpu.scratch(positions.len() * k_at.row);
+        linear(cpu, keys_and_values, x, &mut kv);
+        self.norm_and_rotate(cpu, &mut kv, k_at, &self.k_norm, positions);
+        if let Some(&first) = positions.first() {
+            cache.write_rows(cpu, first as usize, (&kv, k_at), (&kv, v_at));
+        }
+    }
+
+    /// Queries (and gates), keys and values of rows, queries and keys normed and rotated.
+    fn project<'c>(&self, cpu: &'c Cpu, x: &[f32], positions: &[u32]) -> Scratch<'c, f32> {
+        let mut qkv = cpu.scratch(positions.len() * self.qkv.outputs());
+        linear(cpu, &self.qkv, x, &mut qkv);
+        self.norm_and_rotate(cpu, &mut qkv, self.q_at, &self.q_norm, positions);
+        self.norm_and_rotate(cpu, &mut qkv, self.k_at, &self.k_norm, positions);
+        qkv
+    }
+
+    /// Queries or keys as scores take them: normed head by head, where the family has a norm, then
+    /// rotated to the positions of their rows.
+    fn norm_and_rotate(
+        &self,
+        cpu: &Cpu,
+        x: &mut [f32],
+        at: Heads,
+        norm: &Option<Vec<f32>>,
+        positions: &[u32],
+    ) {
+        if let Some(weight) = norm {
+            rms_norm_heads(cpu, x, at, weight, self.norm_eps);
+        }
+        self.rope.apply(cpu, x, at, positions);
+    }
+
+    /// Writes keys and values to the slots from `first` on and lets the queries read the cache.
+    fn mix(
+        &self,
+        cpu: &Cpu,
+        cache: &mut KvCache,
+        first: usize,
+        qkv: &[f32],
+        visible: &[Visible<'_>],
+        out: &mut [f32],
+    ) {
+        cache.write_rows(cpu, first, (qkv, self.k_at), (qkv, self.v_at));
+        let scale = (self.q_at.dim as f32).powf(-0.5);
+        attention(cpu, cache, (qkv, self.q_at), visible, scale, out);
+    }
+
+    /// Gate, where there is one, and output projection.
+    fn finish<'c>(
+        &self,
+        cpu: &'c Cpu,
+        qkv: &[f32],
+        mut mixed: Scratch<'c, f32>,
+    ) -> Scratch<'c, f32> {
+        let mixed_at = self.mixed_at();
         if let Some(gate_at) = self.gate_at {
-            sigmoid_mul(cpu, &mut mixed, mixed_at, &qkv, gate_at);
+            sigmoid_mul(cpu, &mut mixed, mixed_at, qkv, gate_at);
         }
-        let mut out = cpu.scratch(rows * self.output.outputs());
+        let mut out = cpu.scratch(mixed.len() / mixed_at.row * self.output.outputs());
         linear(cpu, &self.output, &mixed, &mut out);
         out
     }
-}
 
-/// Queries or keys as scores take them: normed head by head, where there is a norm (weight and
-/// epsilon), then rotated to the positions of their rows.
-pub(crate) fn norm_and_rotate(
-    cpu: &Cpu,
-    x: &mut [f32],
-    at: Heads,
-    norm: Option<(&[f32], f32)>,
-    rope: &Rope,
-    positions: &[u32],
-) {
-    if let Some((weight, eps)) = norm {
-        rms_norm_heads(cpu, x, at, weight, eps);
+    fn mixed_at(&self) -> Heads {
+        Heads::packed(self.q_at.count, self.q_at.dim)
     }
-    rope.apply(cpu, x, at, positions);
 }
 
 /// Position of every row of a pass: a chain's tokens follow its `len` tokens one by one, a tree's

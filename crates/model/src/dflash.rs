@@ -9,12 +9,12 @@
 //!
 //! Row i >= 1 proposes the token at its own position. Embeddings and head are the target's.
 
-use kozue_checkpoint::{DFlashConfig, Drafter, DrafterKind, Tensors};
-use kozue_kernels::{
-    Cpu, Heads, KvCache, KvType, Linear, Rope, Visible, add_assign, attention, linear, rms_norm,
-};
+use std::sync::Arc;
 
-use crate::attention::norm_and_rotate;
+use kozue_checkpoint::{DFlashConfig, Drafter, DrafterKind, Tensors};
+use kozue_kernels::{Cpu, KvCache, KvType, Linear, Rope, Visible, add_assign, linear, rms_norm};
+
+use crate::attention::Attention;
 use crate::mlp::Mlp;
 use crate::model::projection;
 use crate::{Error, Model};
@@ -30,8 +30,6 @@ pub struct DFlash {
     context_norm: Vec<f32>,
     layers: Vec<Layer>,
     norm: Vec<f32>,
-    rope: Rope,
-    q_at: Heads,
 }
 
 struct Layer {
@@ -40,12 +38,9 @@ struct Layer {
     /// Whether a row of the block sees only the rows before it.
     causal: bool,
     input_norm: Vec<f32>,
-    q: Linear,
-    /// Keys, then values.
-    kv: Linear,
-    output: Linear,
-    q_norm: Vec<f32>,
-    k_norm: Vec<f32>,
+    attention: Attention,
+    /// The part of the attention's projection that reads features.
+    keys_and_values: Linear,
     post_norm: Vec<f32>,
     mlp: Mlp,
 }
@@ -124,37 +119,24 @@ impl DFlash {
         let mut mask = vec![0.0; hidden];
         target.embed(config.mask_token, &mut mask)?;
         let norm = |name: &str, len: usize| drafter.vector(&format!("{name}.weight"), len);
+        let rope = Arc::new(Rope::new(
+            shape.attention.rope.inverse_frequencies(),
+            of.max_position + config.block,
+        ));
         let layers = config
             .masks
             .iter()
             .enumerate()
             .map(|(index, mask)| {
                 let prefix = format!("layers.{index}");
-                let attn = format!("{prefix}.self_attn");
-                let (bias, head) = (shape.attention.qkv_bias, shape.attention.head_dim);
-                let q_width = shape.attention.heads * head;
-                let kv_width = shape.attention.kv_heads * head;
+                let attention =
+                    Attention::load(drafter, shape, &format!("{prefix}.self_attn"), rope.clone())?;
                 Ok(Layer {
                     window: mask.window,
                     causal: mask.causal,
                     input_norm: norm(&format!("{prefix}.input_layernorm"), hidden)?,
-                    q: projection(drafter, &attn, &[("q_proj", q_width)], hidden, bias)?,
-                    kv: projection(
-                        drafter,
-                        &attn,
-                        &[("k_proj", kv_width), ("v_proj", kv_width)],
-                        hidden,
-                        bias,
-                    )?,
-                    output: projection(
-                        drafter,
-                        &attn,
-                        &[("o_proj", hidden)],
-                        q_width,
-                        shape.attention.output_bias,
-                    )?,
-                    q_norm: norm(&format!("{attn}.q_norm"), head)?,
-                    k_norm: norm(&format!("{attn}.k_norm"), head)?,
+                    keys_and_values: attention.keys_and_values()?,
+                    attention,
                     post_norm: norm(&format!("{prefix}.post_attention_layernorm"), hidden)?,
                     mlp: Mlp::load(drafter, shape, &format!("{prefix}.mlp"))?,
                 })
@@ -171,11 +153,6 @@ impl DFlash {
             context_norm: norm("hidden_norm", hidden)?,
             layers,
             norm: norm("norm", hidden)?,
-            rope: Rope::new(
-                shape.attention.rope.inverse_frequencies(),
-                of.max_position + config.block,
-            ),
-            q_at: Heads::packed(shape.attention.heads, shape.attention.head_dim),
             kv: target.kv(),
             mask,
             config,
@@ -197,11 +174,12 @@ impl DFlash {
     /// Memory of a sequence of which nothing was read yet; it keeps keys and values as the target's
     /// states do.
     pub fn new_state(&self) -> DFlashState {
-        let shape = &self.config.shape.attention;
-        let cache = || KvCache::new(shape.kv_heads, shape.head_dim, self.kv);
+        let caches = self.layers.iter();
         DFlashState {
             len: 0,
-            caches: self.layers.iter().map(|_| cache()).collect(),
+            caches: caches
+                .map(|layer| layer.attention.new_cache(self.kv))
+                .collect(),
         }
     }
 
@@ -221,7 +199,9 @@ impl DFlash {
         );
         let positions = positions(state.len, rows);
         for (layer, cache) in self.layers.iter().zip(&mut state.caches) {
-            self.write_kv(cpu, layer, cache, &context, &positions);
+            layer
+                .attention
+                .remember(cpu, &layer.keys_and_values, &context, &positions, cache);
         }
         state.len += rows;
     }
@@ -238,9 +218,7 @@ impl DFlash {
         state: &mut DFlashState,
         token: u32,
     ) -> Result<Vec<f32>, Error> {
-        let shape = &self.config.shape;
-        let (hidden, rows) = (shape.hidden_size, self.config.block);
-        let (q_at, scale) = (self.q_at, (shape.attention.head_dim as f32).powf(-0.5));
+        let (hidden, rows) = (self.config.shape.hidden_size, self.config.block);
         let mut x = cpu.scratch(rows * hidden);
         let mut inputs = x.chunks_exact_mut(hidden);
         if let Some(first) = inputs.next() {
@@ -249,25 +227,21 @@ impl DFlash {
         inputs.for_each(|input| input.copy_from_slice(&self.mask));
         let positions = positions(state.len, rows);
         let mut normed = cpu.scratch(rows * hidden);
-        let mut q = cpu.scratch(rows * q_at.row);
-        let mut mixed = cpu.scratch(rows * q_at.row);
-        let mut out = cpu.scratch(rows * hidden);
         for (layer, cache) in self.layers.iter().zip(&mut state.caches) {
             rms_norm(cpu, &x, &layer.input_norm, self.eps(), &mut normed);
-            linear(cpu, &layer.q, &normed, &mut q);
-            let q_norm = Some((&layer.q_norm[..], self.eps()));
-            norm_and_rotate(cpu, &mut q, q_at, q_norm, &self.rope, &positions);
-            // The block's keys and values lie past the context and are written over next time.
-            self.write_kv(cpu, layer, cache, &normed, &positions);
             let visible: Vec<Visible> = (0..rows)
                 .map(|row| layer.visible(state.len, row, rows))
                 .collect();
-            attention(cpu, cache, (&q, q_at), &visible, scale, &mut mixed);
-            linear(cpu, &layer.output, &mixed, &mut out);
-            add_assign(cpu, &mut x, &out);
+            // The block's keys and values lie past the context and are written over next time.
+            let slots = (&mut *cache, state.len);
+            let mixed = layer
+                .attention
+                .forward_visible(cpu, &normed, &positions, slots, &visible);
+            add_assign(cpu, &mut x, &mixed);
+            drop(mixed);
             rms_norm(cpu, &x, &layer.post_norm, self.eps(), &mut normed);
-            let inner = layer.mlp.forward(cpu, &normed, rows);
-            add_assign(cpu, &mut x, &inner);
+            let out = layer.mlp.forward(cpu, &normed, rows);
+            add_assign(cpu, &mut x, &out);
         }
         rms_norm(cpu, &x, &self.norm, self.eps(), &mut normed);
         Ok(normed[hidden..].to_vec())
@@ -275,38 +249,6 @@ impl DFlash {
 
     fn eps(&self) -> f32 {
         self.config.shape.norm_eps
-    }
-
-    /// Keys and values of `x` into the cache at `positions`.
-    fn write_kv(
-        &self,
-        cpu: &Cpu,
-        layer: &Layer,
-        cache: &mut KvCache,
-        x: &[f32],
-        positions: &[u32],
-    ) {
-        let shape = &self.config.shape.attention;
-        let (heads, dim) = (shape.kv_heads, shape.head_dim);
-        let row = 2 * heads * dim;
-        let k_at = Heads {
-            row,
-            offset: 0,
-            pitch: dim,
-            count: heads,
-            dim,
-        };
-        let v_at = Heads {
-            offset: heads * dim,
-            ..k_at
-        };
-        let mut kv = cpu.scratch(positions.len() * row);
-        linear(cpu, &layer.kv, x, &mut kv);
-        let k_norm = Some((&layer.k_norm[..], self.eps()));
-        norm_and_rotate(cpu, &mut kv, k_at, k_norm, &self.rope, positions);
-        if let Some(&first) = positions.first() {
-            cache.write_rows(cpu, first as usize, (&kv, k_at), (&kv, v_at));
-        }
     }
 }
 

@@ -376,12 +376,12 @@ fn spans(segments: &[Segment<'_>]) -> Vec<Span> {
 
 /// The factor of an RMS norm: the stored weight, or one more than it where the family says so.
 pub(crate) fn norm_weight(
-    checkpoint: &Checkpoint,
+    tensors: &impl Tensors,
     config: &ModelConfig,
     name: &str,
     len: usize,
 ) -> Result<Vec<f32>, Error> {
-    let mut weight = checkpoint.vector(&format!("{name}.weight"), len)?;
+    let mut weight = tensors.vector(&format!("{name}.weight"), len)?;
     if config.norm_plus_one {
         weight.iter_mut().for_each(|w| *w += 1.0);
     }

@@ -16,7 +16,6 @@ use kozue_kernels::{
     rms_norm, silu_mul,
 };
 
-use crate::attention::norm_and_rotate;
 use crate::model::projection;
 use crate::{Error, Model};
 
@@ -315,8 +314,8 @@ impl Weaver {
         let mut qkv = cpu.scratch(positions.len() * block.qkv.outputs());
         linear(cpu, &block.qkv, &normed, &mut qkv);
         if let Positions::Rotary(rope) = &self.positions {
-            norm_and_rotate(cpu, &mut qkv, self.q_at, None, rope, positions);
-            norm_and_rotate(cpu, &mut qkv, self.k_at, None, rope, positions);
+            rope.apply(cpu, &mut qkv, self.q_at, positions);
+            rope.apply(cpu, &mut qkv, self.k_at, positions);
         }
         cache.write_rows(cpu, first, (&qkv, self.k_at), (&qkv, self.v_at));
         qkv
