@@ -182,6 +182,6 @@ impl<'a> Bench<'a> {
             hidden: true,
         };
         let output = self.target.pass(self.cpu, &mut [segment], wanted).unwrap();
-        (output.features, output.hidden)
+        (output.features.to_vec(), output.hidden.to_vec())
     }
 }

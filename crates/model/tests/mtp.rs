@@ -52,7 +52,7 @@ impl Case {
             ..Outputs::default()
         };
         let output = self.target.pass(cpu, &mut [segment], wanted);
-        output.unwrap().features
+        output.unwrap().features.to_vec()
     }
 
     /// Takes in tokens `rows` of the text.
