@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::draft::DraftArgs;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kozue_kernels::{Cpu, KvType};
 use std::fmt::Display;
@@ -75,6 +76,8 @@ pub struct RunArgs {
     /// Tokens of context [default: as many as the model was made for]
     #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     pub ctx: Option<usize>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub machine: MachineArgs,
 }
@@ -233,7 +236,7 @@ fn at_least_zero(text: &str) -> Result<usize, String> {
     whole(text, 0)
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
+pub fn at_least_one(text: &str) -> Result<usize, String> {
     whole(text, 1)
 }
 

@@ -6,6 +6,7 @@ mod cli;
 mod closed_output;
 mod command;
 mod default_model;
+mod draft;
 mod failure;
 mod inspect;
 mod interrupt;

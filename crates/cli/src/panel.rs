@@ -76,6 +76,7 @@ fn lines(answer: &Answer, seed: Option<u64>) -> Vec<(&'static str, String)> {
                 stats.forward_passes
             ),
         ),
+        ("drafts", drafts(answer)),
         (
             "memory",
             stats
@@ -89,6 +90,22 @@ fn lines(answer: &Answer, seed: Option<u64>) -> Vec<(&'static str, String)> {
         lines.push(("seed", seed.to_string()));
     }
     lines
+}
+
+/// How large the drafts were and what they cost, where there were any.
+fn drafts(answer: &Answer) -> String {
+    let Some(stats) = &answer.stats.speculation else {
+        return "none".into();
+    };
+    let spent = stats.draft_s + stats.verify_s + stats.commit_s + stats.sample_s;
+    format!(
+        "{} trees of {:.1} nodes, {:.1} deep, {:.1} accepted; drafting {:.0}% of the time",
+        stats.rounds,
+        stats.mean_tree_size,
+        stats.mean_tree_depth,
+        stats.mean_accepted,
+        100.0 * stats.draft_s / spent.max(f64::MIN_POSITIVE)
+    )
 }
 
 fn energy(answer: &Answer) -> String {

@@ -26,8 +26,9 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
         )));
     }
     let path = model_path(asked.model.as_deref())?;
-    let loaded = Loaded::open(&path, args.machine.cpu(), args.machine.kv.into())?;
+    let mut loaded = Loaded::open(&path, args.machine.cpu(), args.machine.kv.into())?;
     check_context(args, &loaded)?;
+    args.draft.apply(&mut loaded, &path)?;
     for note in loaded.notes() {
         tracing::info!("{note}");
     }

@@ -58,7 +58,7 @@ impl LanguageModel for CpuModel {
         &self,
         segments: &mut [Segment<'_, State>],
         wanted: Outputs<'_>,
-    ) -> Result<PassOutput, Error> {
+    ) -> Result<PassOutput<'_>, Error> {
         self.model
             .pass(&self.cpu, segments, wanted)
             .map_err(|error| Error::Model(error.to_string()))

@@ -28,7 +28,7 @@ pub trait LanguageModel {
         &self,
         segments: &mut [Segment<'_, Self::State>],
         wanted: Outputs<'_>,
-    ) -> Result<PassOutput<Self::State>, Error>;
+    ) -> Result<PassOutput<'_, Self::State>, Error>;
 
     /// Advances a state along `path`, nodes of its last tree, root first.
     fn commit(&self, state: &mut Self::State, path: &[usize]) -> Result<(), Error>;
@@ -47,6 +47,6 @@ pub trait LanguageModel {
             logit_rows,
             snapshot: None,
         };
-        Ok(self.pass(&mut [segment], Outputs::default())?.logits)
+        Ok(self.pass(&mut [segment], Outputs::default())?.logits.to_vec())
     }
 }

@@ -67,6 +67,7 @@ impl Pair {
             path,
             budget,
             width,
+            tables: None,
         };
         self.loaded.speculate(&self.path.clone(), &options).unwrap();
         assert_eq!(self.loaded.draft_kind(), kind);

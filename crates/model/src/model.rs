@@ -145,12 +145,8 @@ impl Model {
                 logit_rows: end.saturating_sub(wanted_from).min(chunk.len()),
                 snapshot: None,
             };
-            let mut output = self.pass(cpu, &mut [segment], Outputs::default())?;
-            if logits.is_empty() {
-                logits = output.logits;
-            } else {
-                logits.append(&mut output.logits);
-            }
+            let output = self.pass(cpu, &mut [segment], Outputs::default())?;
+            logits.extend_from_slice(&output.logits);
         }
         Ok(logits)
     }
@@ -162,12 +158,12 @@ impl Model {
     /// # Errors
     /// If a token is outside the vocabulary or a sequence would become longer than the model's
     /// context; no state is changed.
-    pub fn pass(
+    pub fn pass<'c>(
         &self,
-        cpu: &Cpu,
+        cpu: &'c Cpu,
         segments: &mut [Segment<'_>],
         wanted: Outputs<'_>,
-    ) -> Result<PassOutput, Error> {
+    ) -> Result<PassOutput<'c>, Error> {
         for segment in segments.iter() {
             self.check_tokens(segment.rows.tokens())?;
             self.check_length(segment.state.len + segment.rows.depth())?;
@@ -193,7 +189,7 @@ impl Model {
         for (&token, row) in tokens.zip(x.chunks_exact_mut(hidden)) {
             self.embedding.row_into(token as usize, row);
         }
-        let mut features = vec![0.0; rows * hidden * wanted.taps.len()];
+        let mut features = cpu.scratch(rows * hidden * wanted.taps.len());
         let mut normed = cpu.scratch(rows * hidden);
         for (index, layer) in self.layers.iter().enumerate() {
             rms_norm(
@@ -270,7 +266,7 @@ impl Model {
             self.config.norm_eps,
             &mut final_hidden,
         );
-        let mut logits = vec![0.0; logit_rows * self.config.vocab_size];
+        let mut logits = cpu.scratch(logit_rows * self.config.vocab_size);
         linear(cpu, &self.head, &final_hidden, &mut logits);
 
         let mut snapshots = Vec::with_capacity(segments.len());
@@ -296,9 +292,9 @@ impl Model {
             logits,
             features,
             hidden: if wanted.hidden {
-                final_hidden.to_vec()
+                final_hidden
             } else {
-                Vec::new()
+                cpu.scratch(0)
             },
             snapshots,
         })

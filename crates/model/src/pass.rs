@@ -1,5 +1,7 @@
 //! What goes into a pass and what comes out of it.
 
+use kozue_kernels::Scratch;
+
 use crate::{State, Tree};
 
 /// The rows that one sequence puts into a pass.
@@ -51,15 +53,14 @@ pub struct Outputs<'a> {
     pub hidden: bool,
 }
 
-/// Results of a pass; the rows of all segments one after another.
-#[derive(Debug)]
-pub struct PassOutput<S = State> {
+/// Results of a pass; the rows of all segments one after another, in reused memory.
+pub struct PassOutput<'c, S = State> {
     /// Logits, rows x vocabulary, for the wanted rows of each segment in turn.
-    pub logits: Vec<f32>,
+    pub logits: Scratch<'c, f32>,
     /// Tapped residual streams, all rows x (taps x hidden size).
-    pub features: Vec<f32>,
+    pub features: Scratch<'c, f32>,
     /// Final hidden states after the output norm, rows x hidden size, for the rows with logits.
-    pub hidden: Vec<f32>,
+    pub hidden: Scratch<'c, f32>,
     /// For each segment the snapshot that it asked for.
     pub snapshots: Vec<Option<S>>,
 }

@@ -38,6 +38,10 @@ impl RowCosts {
             .collect();
         points.sort_by_key(|&(n, _)| n);
         points.dedup_by_key(|&mut (n, _)| n);
+        // Fewer rows never cost more: where they seemed to, something else held them up.
+        for at in (1..points.len()).rev() {
+            points[at - 1].1 = points[at - 1].1.min(points[at].1);
+        }
         let last = points.last()?.0;
         let milliseconds = (1..=last)
             .map(|n| {
@@ -95,6 +99,11 @@ impl RowCosts {
             }
         }
         Self::new(&points).ok_or_else(|| Error::Model("its passes take no time".to_string()))
+    }
+
+    /// The whole table: entry n - 1 is the cost of a pass of n rows.
+    pub fn milliseconds(&self) -> &[f64] {
+        &self.milliseconds
     }
 
     /// Cost of a pass of `rows` rows, in milliseconds.
@@ -164,6 +173,9 @@ mod tests {
         assert_eq!(costs.of(4), 16.0);
         assert_eq!(costs.of(6), 16.0);
         assert_eq!(costs.of(100), 16.0);
+        // A pass that was held up does not count.
+        let held = RowCosts::new(&[(1, 10.0), (4, 99.0), (8, 20.0)]).unwrap();
+        assert_eq!((held.of(1), held.of(4)), (10.0, 20.0));
         assert!(RowCosts::new(&[]).is_none());
         assert!(RowCosts::new(&[(0, 1.0), (2, f64::NAN)]).is_none());
     }

@@ -11,6 +11,7 @@ mod open;
 mod pace;
 mod smaller;
 mod stats;
+pub mod table;
 mod weaver;
 
 pub use cost::RowCosts;

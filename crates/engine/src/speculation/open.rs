@@ -7,6 +7,7 @@ use super::kind::DraftKind;
 use super::lookup::Lookup;
 use super::pace::Pace;
 use super::smaller::Smaller;
+use super::table;
 use super::weaver::Weaving;
 use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
@@ -29,6 +30,8 @@ pub struct SpeculationOptions {
     pub budget: Option<usize>,
     /// Most children of a node; `None` = any.
     pub width: Option<usize>,
+    /// Folder of the tables of what rows cost; `None` = measured anew.
+    pub tables: Option<PathBuf>,
 }
 
 /// A loaded drafter and what it needs to know of this machine.
@@ -83,7 +86,7 @@ impl Speculation {
         }
         let costs = match options.budget {
             Some(_) => None,
-            None => Some(RowCosts::measure(&target.model)?),
+            None => Some(costs(options.tables.as_deref(), target)?),
         };
         Ok(Speculation {
             networks,
@@ -125,6 +128,18 @@ impl Speculation {
             width: self.width,
         })
     }
+}
+
+/// What rows cost: as stored, or measured and, where that works, stored.
+fn costs(tables: Option<&Path>, target: &Loaded) -> Result<RowCosts, Error> {
+    if let Some(costs) = tables.and_then(|folder| table::load(folder, target)) {
+        return Ok(costs);
+    }
+    let costs = RowCosts::measure(&target.model)?;
+    if let Some(Err(error)) = tables.map(|folder| table::store(folder, target, &costs)) {
+        tracing::info!("{error}");
+    }
+    Ok(costs)
 }
 
 fn networks(

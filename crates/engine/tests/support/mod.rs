@@ -4,6 +4,7 @@
 use kozue_checkpoint::description::TokenizerSource;
 use kozue_engine::tokenizer::{Control, Tokenizer};
 use kozue_engine::{Error, LanguageModel, Session};
+use kozue_kernels::Cpu;
 use kozue_model::{Outputs, PassOutput, Rows, Segment, Tree};
 use std::cell::{Cell, RefCell};
 
@@ -34,6 +35,8 @@ pub struct Scripted {
     /// The pass (counted from 0) that fails or gives logits that are no numbers.
     pub failing_pass: Option<usize>,
     pub bad_pass: Option<usize>,
+    /// Memory to give logits in.
+    pub cpu: Cpu,
 }
 
 impl Scripted {
@@ -46,6 +49,7 @@ impl Scripted {
             passes: RefCell::default(),
             failing_pass: None,
             bad_pass: None,
+            cpu: Cpu::new(Some(1)),
         }
     }
 
@@ -103,7 +107,7 @@ impl LanguageModel for Scripted {
         &self,
         segments: &mut [Segment<'_, ScriptState>],
         _: Outputs<'_>,
-    ) -> Result<PassOutput<ScriptState>, Error> {
+    ) -> Result<PassOutput<'_, ScriptState>, Error> {
         let pass = self.passes.borrow().len();
         let rows = segments.iter().map(|s| s.rows.tokens().len()).sum();
         self.passes.borrow_mut().push(rows);
@@ -134,10 +138,12 @@ impl LanguageModel for Scripted {
                 return Err(Error::Model("the disk is on fire".into()));
             }
         }
+        let mut given = self.cpu.scratch(logits.len());
+        given.copy_from_slice(&logits);
         Ok(PassOutput {
-            logits,
-            features: Vec::new(),
-            hidden: Vec::new(),
+            logits: given,
+            features: self.cpu.scratch(0),
+            hidden: self.cpu.scratch(0),
             snapshots,
         })
     }

@@ -1,0 +1,63 @@
+//! Options that say what drafts.
+
+use clap::{Args, ValueEnum};
+use kozue_engine::Loaded;
+use kozue_engine::speculation::{DraftKind, SpeculationOptions, table};
+use std::path::{Path, PathBuf};
+
+use crate::cli::at_least_one;
+use crate::failure::Failure;
+
+#[derive(Args, Clone)]
+pub struct DraftArgs {
+    /// What drafts tokens for the model to verify; it never changes an answer
+    #[arg(long, value_enum, default_value_t = Draft::Auto)]
+    pub draft: Draft,
+    /// Folder with a drafter (dflash/ and weaver/ in it), or a smaller model
+    #[arg(long, value_name = "PATH")]
+    pub draft_model: Option<PathBuf>,
+    /// Nodes of every draft tree [default: what pays best on this machine]
+    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    pub tree_budget: Option<usize>,
+    /// Most children of a node of a draft tree; 1 drafts chains [default: any]
+    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    pub tree_width: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Draft {
+    /// The best drafter that is there, lookup otherwise
+    Auto,
+    /// A DFlash network
+    Dflash,
+    /// A DFlash network and a Weaver
+    Weaver,
+    /// A smaller model
+    Model,
+    /// What followed the last few tokens before
+    Lookup,
+    /// Plain decoding
+    None,
+}
+
+impl DraftArgs {
+    /// Gives a model its drafter.
+    pub fn apply(&self, loaded: &mut Loaded, path: &Path) -> Result<(), Failure> {
+        let kind = match self.draft {
+            Draft::Auto => None,
+            Draft::Dflash => Some(DraftKind::Dflash),
+            Draft::Weaver => Some(DraftKind::Weaver),
+            Draft::Model => Some(DraftKind::Model),
+            Draft::Lookup => Some(DraftKind::Lookup),
+            Draft::None => Some(DraftKind::None),
+        };
+        let options = SpeculationOptions {
+            kind,
+            path: self.draft_model.clone(),
+            budget: self.tree_budget,
+            width: self.tree_width,
+            tables: table::default_folder(),
+        };
+        Ok(loaded.speculate(path, &options)?)
+    }
+}
