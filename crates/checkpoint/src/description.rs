@@ -3,6 +3,8 @@
 //! Loaders fill it in; the model crate reads nothing else about an architecture. Names and
 //! meanings follow Hugging Face's config.json unless said otherwise.
 
+use kozue_kernels::KvType;
+
 /// Which published architecture the weights belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -177,6 +179,31 @@ pub struct ModelConfig {
     pub max_position: usize,
     /// Whether MLP projections have biases.
     pub mlp_bias: bool,
+}
+
+impl ModelConfig {
+    /// How many layers mix tokens this way.
+    pub fn count(&self, mixer: Mixer) -> usize {
+        self.layers.iter().filter(|layer| **layer == mixer).count()
+    }
+
+    /// Bytes that a sequence of `tokens` holds: keys and values, recurrent states, windows.
+    pub fn sequence_bytes(&self, kv: KvType, tokens: usize) -> u64 {
+        let value = match kv {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        };
+        let attention = &self.attention;
+        let position = 2 * attention.kv_heads * attention.head_dim * value;
+        let cache = (self.count(Mixer::Attention) * position) as u64;
+        let state = self.delta.as_ref().map_or(0, |delta| {
+            let matrix = delta.value_heads * delta.key_dim * delta.value_dim;
+            let window = delta.conv_channels() * delta.conv_kernel.saturating_sub(1);
+            4 * (matrix + window)
+        });
+        let states = (self.count(Mixer::Delta) * state) as u64;
+        cache.saturating_mul(tokens as u64).saturating_add(states)
+    }
 }
 
 /// Where the text side of a model is found.

@@ -31,9 +31,10 @@ use kozue_kernels::{DenseKind, DenseMatrix, Matrix, SharedBytes};
 
 use crate::description::Description;
 use crate::error::Error;
+use crate::kozue::format_name;
 use crate::layout;
 use crate::mapping::Mapping;
-use crate::source::{Source, TensorInfo};
+use crate::source::{InMemory, Note, Source, TensorInfo};
 
 use blocks::GROUP;
 use format::Format;
@@ -204,11 +205,9 @@ impl Gguf {
         place: &Place,
         tensor: &Tensor,
         form: Form,
+        groups: Order,
         (n, k): (usize, usize),
     ) -> Result<Matrix, Error> {
-        let Some(groups) = place.columns.of_runs(GROUP) else {
-            return self.unpacked(place, tensor, (n, k));
-        };
         let stored = repack::Stored {
             format: tensor.format,
             bytes: &self.file[tensor.bytes.clone()],
@@ -269,11 +268,14 @@ impl Source for Gguf {
             placed.insert(place.stored.as_str());
             let rows = tensor.row_count().max(1);
             let share = place.part.map_or(rows, |(_, count)| count);
+            let shape = shape(tensor, place);
+            let bytes = (tensor.bytes.len() / rows * share) as u64;
             all.push(TensorInfo {
                 name: place.name.clone(),
                 format: tensor.format.name().to_owned(),
-                shape: shape(tensor, place),
-                bytes: (tensor.bytes.len() / rows * share) as u64,
+                memory: in_memory(place, tensor.format, &shape, bytes),
+                shape,
+                bytes,
                 aside: place.name.starts_with(layout::MTP),
             });
         }
@@ -288,6 +290,7 @@ impl Source for Gguf {
                 format: tensor.format.name().to_owned(),
                 shape: tensor.shape.clone(),
                 bytes: tensor.bytes.len() as u64,
+                memory: InMemory::mapped(tensor.format.name(), tensor.bytes.len() as u64),
                 aside: is_aside(&tensor.name, layers),
             });
         }
@@ -296,20 +299,11 @@ impl Source for Gguf {
 
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
         let (place, tensor) = self.find_matrix(name, n, k)?;
-        let kind = match tensor.format {
-            // A matrix whose values change cannot be used as it is stored.
-            _ if place.values != Values::Same => return self.unpacked(place, tensor, (n, k)),
-            Format::F32 => DenseKind::F32,
-            Format::F16 => DenseKind::F16,
-            Format::Bf16 => DenseKind::Bf16,
-            // Decays and rates of a recurrence: their errors add up over a whole text.
-            _ if layout::has_row_per_head(name) => return self.unpacked(place, tensor, (n, k)),
-            quantised => match regroup::form(quantised) {
-                Some(form) => return self.packed(place, tensor, form, (n, k)),
-                None => return self.unpacked(place, tensor, (n, k)),
-            },
-        };
-        self.dense(place, tensor, kind, (n, k))
+        match kept(place, tensor.format) {
+            Kept::Dense(kind) => self.dense(place, tensor, kind, (n, k)),
+            Kept::Packed(form, groups) => self.packed(place, tensor, form, groups, (n, k)),
+            Kept::Unpacked => self.unpacked(place, tensor, (n, k)),
+        }
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
@@ -366,7 +360,7 @@ impl Source for Gguf {
         }
     }
 
-    fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<Note> {
         let repacked = self
             .repacked
             .lock()
@@ -375,28 +369,27 @@ impl Source for Gguf {
             .unpacked
             .lock()
             .unwrap_or_else(|poison| poison.into_inner());
-        let mut notes: Vec<String> = repacked
+        let mut notes: Vec<Note> = repacked
             .iter()
             .map(|(&format, (count, loss))| note(format, *count, loss))
             .collect();
-        match &unpacked[..] {
-            [] => {}
-            [only] => notes.push(format!("1 tensor kept as f32: {only}")),
-            [first, ..] => {
-                notes.push(format!(
-                    "{} tensors kept as f32, the first {first}",
-                    unpacked.len()
-                ));
-            }
-        }
+        let text = match &unpacked[..] {
+            [] => return notes,
+            [only] => format!("1 tensor kept as f32: {only}"),
+            [first, ..] => format!("{} tensors kept as f32, the first {first}", unpacked.len()),
+        };
+        notes.push(Note { text, lossy: false });
         notes
     }
 }
 
 /// One line on what became of the tensors of a quantised type.
-fn note(format: Format, count: usize, loss: &Loss) -> String {
+fn note(format: Format, count: usize, loss: &Loss) -> Note {
     let Some(form) = regroup::form(format) else {
-        return format!("{}: {count} tensors as stored", format.name());
+        return Note {
+            text: format!("{}: {count} tensors as stored", format.name()),
+            lossy: false,
+        };
     };
     let s = if count == 1 { "" } else { "s" };
     let how = match format {
@@ -411,7 +404,65 @@ fn note(format: Format, count: usize, loss: &Loss) -> String {
     };
     let kind = if form.min { "with minima" } else { "symmetric" };
     let (name, bits) = (format.name(), form.bits);
-    format!("{name}: {count} tensor{s} as int{bits} groups of {GROUP} {kind}{how}, {change}")
+    Note {
+        text: format!(
+            "{name}: {count} tensor{s} as int{bits} groups of {GROUP} {kind}{how}, {change}"
+        ),
+        lossy: form.lossy,
+    }
+}
+
+/// How a matrix is kept in memory.
+enum Kept {
+    /// Floats as stored.
+    Dense(DenseKind),
+    /// In the kernels' form, its groups in this order.
+    Packed(Form, Order),
+    /// As f32.
+    Unpacked,
+}
+
+fn kept(place: &Place, format: Format) -> Kept {
+    match format {
+        // A matrix whose values change cannot be used as it is stored.
+        _ if place.values != Values::Same => Kept::Unpacked,
+        Format::F32 => Kept::Dense(DenseKind::F32),
+        Format::F16 => Kept::Dense(DenseKind::F16),
+        Format::Bf16 => Kept::Dense(DenseKind::Bf16),
+        // Decays and rates of a recurrence: their errors add up over a whole text.
+        _ if layout::has_row_per_head(&place.name) => Kept::Unpacked,
+        quantised => match (regroup::form(quantised), place.columns.of_runs(GROUP)) {
+            (Some(form), Some(groups)) => Kept::Packed(form, groups),
+            _ => Kept::Unpacked,
+        },
+    }
+}
+
+/// What a tensor of this shape and these stored bytes becomes in a model that runs.
+fn in_memory(place: &Place, format: Format, shape: &[usize], bytes: u64) -> InMemory {
+    let &[n, k] = shape else {
+        return InMemory::f32(shape);
+    };
+    if place.name.ends_with(".conv1d.weight") {
+        // Read as a vector of taps.
+        return InMemory::f32(shape);
+    }
+    match kept(place, format) {
+        Kept::Dense(_) => InMemory {
+            mapped: place.rows == Order::Same && place.columns == Order::Same,
+            ..InMemory::mapped(format.name(), bytes)
+        },
+        Kept::Packed(form, _) => {
+            let spec = repack::spec(form, n, k);
+            InMemory {
+                format: format_name(&spec),
+                bytes: spec.bytes() as u64,
+                mapped: false,
+                lossy: form.lossy,
+            }
+        }
+        Kept::Unpacked => InMemory::f32(shape),
+    }
 }
 
 /// The shape under Hugging Face's name.

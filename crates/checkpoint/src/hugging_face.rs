@@ -8,7 +8,7 @@ use crate::config::ConfigFile;
 use crate::description::Description;
 use crate::error::Error;
 use crate::shards::Shards;
-use crate::source::{Source, TensorInfo};
+use crate::source::{Note, Source, TensorInfo};
 use crate::text::TextSide;
 
 /// A directory as transformers saves it.
@@ -92,7 +92,7 @@ impl Source for HuggingFace {
         self.shards.release(name);
     }
 
-    fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<Note> {
         Vec::new()
     }
 }

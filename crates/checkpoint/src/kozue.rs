@@ -18,7 +18,7 @@ use crate::layout::MTP;
 use crate::resident;
 use crate::safetensors::Dtype;
 use crate::shards::Shards;
-use crate::source::{Source, TensorInfo};
+use crate::source::{InMemory, Note, Source, TensorInfo};
 
 /// The setting of config.json that marks a directory as ours.
 pub(crate) const CONFIG_KEY: &str = "kozue";
@@ -273,6 +273,7 @@ impl Source for Kozue {
                 Some(matrix) => TensorInfo {
                     format: format_name(matrix.spec()),
                     shape: vec![matrix.n(), matrix.k()],
+                    memory: InMemory::mapped(&format_name(matrix.spec()), info.bytes),
                     ..info
                 },
                 None => info,
@@ -330,7 +331,7 @@ impl Source for Kozue {
         self.shards.release(name);
     }
 
-    fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<Note> {
         Vec::new()
     }
 }

@@ -37,7 +37,7 @@ pub use drafter::{DFlashConfig, DraftMask, Drafter, DrafterKind, WeaverConfig};
 pub use error::Error;
 pub use quantize::{Options, Progress, Report, Size, TensorReport, quantize};
 pub use reads::Tensors;
-pub use source::TensorInfo;
+pub use source::{InMemory, Note, TensorInfo};
 
 use config::ConfigFile;
 use fields::{exists, read_object};
@@ -108,8 +108,9 @@ impl Checkpoint {
         self.reads.all()
     }
 
-    /// What was done to the values at load, one line each; empty if they are as stored.
-    pub fn source_note(&self) -> Vec<String> {
+    /// What was done to the values at load, one note for each kind of tensor; empty if they are as
+    /// stored.
+    pub fn source_notes(&self) -> Vec<Note> {
         self.source.notes()
     }
 }

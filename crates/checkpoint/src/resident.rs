@@ -6,8 +6,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 
-use kozue_kernels::{AlignedBytes, PackedMatrix, SharedBytes};
+use kozue_kernels::{AlignedBytes, PackedMatrix, SharedBytes, available_memory};
 
 /// Tensors start at multiples of this, a cache line.
 const LINE: usize = 64;
@@ -39,17 +40,20 @@ pub(crate) fn copies<'p>(
     }
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get().min(8));
     let work = Mutex::new(work.into_iter());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
-                    let Some((name, from, to)) = next else { break };
-                    to[..from.len()].copy_from_slice(from);
-                    copied(name);
-                }
-            });
+    let worker = || {
+        loop {
+            let next = work.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((name, from, to)) = next else { break };
+            to[..from.len()].copy_from_slice(from);
+            copied(name);
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Where the system has no more threads, those there are do all the work.
+            let _ = Builder::new().spawn_scoped(scope, worker);
+        }
+        worker();
     });
     let arena = Arc::new(arena);
     let mut start = 0;
@@ -61,14 +65,4 @@ pub(crate) fn copies<'p>(
         Some((name.clone(), copy))
     };
     packed.into_iter().map(copy).collect()
-}
-
-/// Memory that the system could give without swapping, in bytes; unknown away from Linux.
-fn available_memory() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("MemAvailable:"))?;
-    let kilobytes: usize = line.split_whitespace().nth(1)?.parse().ok()?;
-    Some(kilobytes * 1024)
 }

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::fields::{Fields, exists, read_object};
 use crate::layout::MTP;
 use crate::safetensors::{Dtype, Entry, SafetensorsFile};
-use crate::source::TensorInfo;
+use crate::source::{InMemory, TensorInfo};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -114,6 +114,12 @@ impl Shards {
             format: placed.entry.dtype.name().to_owned(),
             shape: placed.entry.shape.clone(),
             bytes: placed.entry.range.len() as u64,
+            memory: match placed.entry.shape[..] {
+                [_, _] => {
+                    InMemory::mapped(placed.entry.dtype.name(), placed.entry.range.len() as u64)
+                }
+                _ => InMemory::f32(&placed.entry.shape),
+            },
             aside: placed.aside,
         })
     }

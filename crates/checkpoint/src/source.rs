@@ -1,5 +1,7 @@
 //! What a format's loader gives: a description and tensors under Hugging Face names.
 
+use std::fmt;
+
 use kozue_kernels::Matrix;
 
 use crate::description::Description;
@@ -16,9 +18,61 @@ pub struct TensorInfo {
     pub shape: Vec<usize>,
     /// Bytes it takes in the file.
     pub bytes: u64,
+    /// How it is kept by a model that runs.
+    pub memory: InMemory,
     /// Whether it belongs to a part that plain text generation does not use (vision tower, MTP
     /// layers, rotary buffers, a head beside a tied embedding).
     pub aside: bool,
+}
+
+/// How a tensor is kept in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InMemory {
+    /// As [`TensorInfo::format`].
+    pub format: String,
+    /// Bytes it takes there.
+    pub bytes: u64,
+    /// Whether these are the file's own bytes, which the system can drop and load again.
+    pub mapped: bool,
+    /// Whether values differ from those stored.
+    pub lossy: bool,
+}
+
+impl InMemory {
+    /// The bytes of the file as they are.
+    pub(crate) fn mapped(format: &str, bytes: u64) -> InMemory {
+        InMemory {
+            format: format.to_owned(),
+            bytes,
+            mapped: true,
+            lossy: false,
+        }
+    }
+
+    /// A tensor of this shape as f32.
+    pub(crate) fn f32(shape: &[usize]) -> InMemory {
+        InMemory {
+            format: "F32".to_owned(),
+            bytes: 4 * shape.iter().map(|&n| n as u64).product::<u64>(),
+            mapped: false,
+            lossy: false,
+        }
+    }
+}
+
+/// What was done to tensors when they were loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// One line.
+    pub text: String,
+    /// Whether values changed.
+    pub lossy: bool,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str(&self.text)
+    }
 }
 
 /// A format's loader. Names are Hugging Face's without multimodal prefix, values have Hugging
@@ -45,6 +99,6 @@ pub(crate) trait Source: Send + Sync {
     /// Let go of the memory behind a tensor after it was read; it can still be read again.
     fn release(&self, name: &str);
 
-    /// What was done to the values at load, one line each.
-    fn notes(&self) -> Vec<String>;
+    /// What was done to the values at load, one note for each kind of tensor.
+    fn notes(&self) -> Vec<Note>;
 }

@@ -250,12 +250,14 @@ fn value_heads_return_to_their_key_heads() {
                 assert_eq!(*found, value(row, from), "{row} {column}");
             }
         }
-        let notes = checkpoint.source_note();
+        let notes = checkpoint.source_notes();
         let expected = match width {
             32 => "Q8_0: 1 tensor as int8 groups of 32 symmetric, without loss",
             _ => "1 tensor kept as f32: model.layers.0.linear_attn.out_proj.weight",
         };
-        assert_eq!(notes, [expected]);
+        assert_eq!(notes.len(), 1);
+        assert_eq!(notes[0].text, expected);
+        assert!(!notes[0].lossy);
     }
 }
 

@@ -50,8 +50,8 @@ fn real_files_load_whole() {
         println!("{path}: opened in {opened:.2?}, loaded in {loaded:.2?}, {bytes} bytes");
         println!("  {:?}", checkpoint.description().config);
         println!("  {:?}", checkpoint.description().generation);
-        for note in checkpoint.source_note() {
-            println!("  {note}");
+        for note in checkpoint.source_notes() {
+            println!("  {}", note.text);
         }
     }
 }

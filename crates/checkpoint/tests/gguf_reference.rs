@@ -259,3 +259,44 @@ fn blocks_that_predict_ahead_are_set_aside() {
         }
     }
 }
+
+/// What the listing says of memory is what the matrices take.
+#[test]
+fn memory_is_known_before_anything_is_read() {
+    let mut formats = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir(reference("gguf")).unwrap() {
+        let file = entry.unwrap().path();
+        if file.extension().is_none_or(|extension| extension != "gguf") {
+            continue;
+        }
+        let checkpoint = open(&file);
+        for info in checkpoint.tensors().into_iter().filter(|info| !info.aside) {
+            let taken = match info.shape[..] {
+                [n, k] if !info.name.contains("conv1d") => {
+                    let matrix = checkpoint.matrix(&info.name, n, k).unwrap();
+                    matrix.bytes().len()
+                }
+                _ => 4 * info.shape.iter().product::<usize>(),
+            };
+            assert_eq!(info.memory.bytes, taken as u64, "{file:?}: {}", info.name);
+            assert_eq!(
+                info.memory.lossy,
+                info.format.contains("_K"),
+                "{}",
+                info.format
+            );
+            formats.insert(format!("{} {}", info.format, info.memory.format));
+        }
+    }
+    for expected in [
+        "Q8_0 int8 group 32",
+        "Q4_0 int4 group 32",
+        "F32 F32",
+        "BF16 BF16",
+    ] {
+        assert!(
+            formats.contains(expected),
+            "{expected} is not in {formats:?}"
+        );
+    }
+}

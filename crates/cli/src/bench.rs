@@ -41,6 +41,7 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
             "these measurements need a context of {needed} tokens, but the model was made for {longest}: give smaller --prefill, --depth or --rows"
         )));
     }
+    loaded.check_context(0, needed)?;
     let figures = measure(args, &loaded.model)?;
     let text = if args.json {
         format!("{}\n", figures.json(&loaded))

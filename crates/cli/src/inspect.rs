@@ -1,11 +1,11 @@
 //! `kozue inspect`: what a model is and what it needs.
 
-use crate::cli::{InspectArgs, Kv};
+use crate::cli::InspectArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
 use crate::panel::bytes;
 use kozue_checkpoint::description::{Family, Mixer, ModelConfig, RopeScaling};
-use kozue_checkpoint::{Checkpoint, Description, TensorInfo};
+use kozue_checkpoint::{Checkpoint, Description, InMemory, TensorInfo};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -34,6 +34,8 @@ struct View<'a> {
     contexts: Vec<(usize, u64)>,
     weights: u64,
     weight_bytes: u64,
+    /// Bytes of the weights in a model that runs.
+    memory_bytes: u64,
 }
 
 impl<'a> View<'a> {
@@ -46,6 +48,7 @@ impl<'a> View<'a> {
             .map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>())
             .sum();
         let weight_bytes = used().map(|tensor| tensor.bytes).sum();
+        let memory_bytes = used().map(|tensor| tensor.memory.bytes).sum();
         let mut lengths = args.ctx.clone();
         if lengths.is_empty() {
             lengths = [4096, 32768]
@@ -59,10 +62,11 @@ impl<'a> View<'a> {
             list_tensors: args.tensors,
             contexts: lengths
                 .iter()
-                .map(|n| (*n, sequence_bytes(config, args.kv, *n)))
+                .map(|n| (*n, config.sequence_bytes(args.kv.into(), *n)))
                 .collect(),
             weights,
             weight_bytes,
+            memory_bytes,
             tensors,
         }
     }
@@ -125,15 +129,26 @@ impl<'a> View<'a> {
                 self.bits_per_weight()
             ),
         );
-        for (format, (tensors, size)) in self.formats() {
-            line("", format!("{tensors} tensors {format}, {}", bytes(size)));
+        for kind in self.kinds() {
+            line("", kind.text());
+        }
+        if self.kinds().iter().any(|kind| kind.memory.lossy) {
+            line(
+                "",
+                "converted at load: kozue run says how much is lost".into(),
+            );
         }
         for &(length, sequence) in &self.contexts {
+            let beyond = if length > config.max_position {
+                ", which is more than the model was made for"
+            } else {
+                ""
+            };
             line(
                 "memory",
                 format!(
-                    "{} at {length} tokens of context ({} of it the sequence)",
-                    bytes(self.weight_bytes + sequence),
+                    "{} at {length} tokens of context ({} of it the sequence){beyond}",
+                    bytes(self.memory_bytes.saturating_add(sequence)),
                     bytes(sequence)
                 ),
             );
@@ -160,20 +175,29 @@ impl<'a> View<'a> {
         }
     }
 
-    /// (format, (tensors, bytes)), the largest first.
-    fn formats(&self) -> Vec<(&str, (usize, u64))> {
-        let mut formats: Vec<(&str, (usize, u64))> = Vec::new();
+    /// Tensors in use by how they are stored and kept, the largest first.
+    fn kinds(&self) -> Vec<Kind<'a>> {
+        let mut kinds: Vec<Kind> = Vec::new();
         for tensor in self.tensors.iter().filter(|tensor| !tensor.aside) {
-            match formats.iter_mut().find(|(name, _)| *name == tensor.format) {
-                Some((_, (count, size))) => {
-                    *count += 1;
-                    *size += tensor.bytes;
+            let known = kinds.iter_mut().find(|kind| {
+                kind.format == tensor.format && kind.memory.format == tensor.memory.format
+            });
+            match known {
+                Some(kind) => {
+                    kind.count += 1;
+                    kind.bytes += tensor.bytes;
+                    kind.memory.bytes += tensor.memory.bytes;
                 }
-                None => formats.push((&tensor.format, (1, tensor.bytes))),
+                None => kinds.push(Kind {
+                    format: &tensor.format,
+                    count: 1,
+                    bytes: tensor.bytes,
+                    memory: tensor.memory.clone(),
+                }),
             }
         }
-        formats.sort_by(|a, b| b.1.1.cmp(&a.1.1).then(a.0.cmp(b.0)));
-        formats
+        kinds.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.format.cmp(b.format)));
+        kinds
     }
 
     fn json(&self) -> Value {
@@ -182,8 +206,8 @@ impl<'a> View<'a> {
             "name": self.description.name,
             "architecture": family(config.family),
             "layers": config.layers.len(),
-            "attention_layers": of(config, Mixer::Attention),
-            "delta_layers": of(config, Mixer::Delta),
+            "attention_layers": config.count(Mixer::Attention),
+            "delta_layers": config.count(Mixer::Delta),
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
             "vocab_size": config.vocab_size,
@@ -192,11 +216,12 @@ impl<'a> View<'a> {
             "chat_template": self.description.chat_template.is_some(),
             "weights": self.weights,
             "weight_bytes": self.weight_bytes,
+            "weight_memory_bytes": self.memory_bytes,
             "bits_per_weight": self.bits_per_weight(),
             "memory": self.contexts.iter().map(|(tokens, sequence)| json!({
                 "context": tokens,
                 "sequence_bytes": sequence,
-                "total_bytes": self.weight_bytes + sequence,
+                "total_bytes": self.memory_bytes.saturating_add(*sequence),
             })).collect::<Vec<_>>(),
         });
         if self.list_tensors {
@@ -209,12 +234,41 @@ impl<'a> View<'a> {
                         "shape": tensor.shape,
                         "format": tensor.format,
                         "bytes": tensor.bytes,
+                        "memory_format": tensor.memory.format,
+                        "memory_bytes": tensor.memory.bytes,
+                        "lossy": tensor.memory.lossy,
                         "used": !tensor.aside,
                     })
                 })
                 .collect();
         }
         object
+    }
+}
+
+/// Tensors that are stored and kept in the same way.
+struct Kind<'a> {
+    format: &'a str,
+    count: usize,
+    bytes: u64,
+    memory: InMemory,
+}
+
+impl Kind<'_> {
+    fn text(&self) -> String {
+        let s = if self.count == 1 { "" } else { "s" };
+        let mut text = format!(
+            "{} tensor{s} {}, {}",
+            self.count,
+            self.format,
+            bytes(self.bytes)
+        );
+        if self.memory.format != self.format {
+            let (format, size) = (&self.memory.format, bytes(self.memory.bytes));
+            let how = if self.memory.lossy { ", rounded" } else { "" };
+            text.push_str(&format!(" (in memory {format}, {size}{how})"));
+        }
+        text
     }
 }
 
@@ -227,16 +281,8 @@ fn family(family: Family) -> &'static str {
     }
 }
 
-fn of(config: &ModelConfig, mixer: Mixer) -> usize {
-    config
-        .layers
-        .iter()
-        .filter(|layer| **layer == mixer)
-        .count()
-}
-
 fn layers(config: &ModelConfig) -> String {
-    let (attention, delta) = (of(config, Mixer::Attention), of(config, Mixer::Delta));
+    let (attention, delta) = (config.count(Mixer::Attention), config.count(Mixer::Delta));
     match delta {
         0 => attention.to_string(),
         _ => format!(
@@ -267,20 +313,4 @@ fn count(weights: u64) -> String {
         1_000_000..1_000_000_000 => format!("{:.1} million", value / 1e6),
         _ => format!("{:.2} billion", value / 1e9),
     }
-}
-
-/// Bytes that a sequence of `tokens` holds: keys and values, recurrent states, windows.
-fn sequence_bytes(config: &ModelConfig, kv: Kv, tokens: usize) -> u64 {
-    let value = match kv {
-        Kv::F16 => 2,
-        Kv::F32 => 4,
-    };
-    let attention = &config.attention;
-    let cache = 2 * attention.kv_heads * attention.head_dim * value * tokens;
-    let state = config.delta.as_ref().map_or(0, |delta| {
-        let channels = 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim;
-        let matrix = delta.value_heads * delta.key_dim * delta.value_dim;
-        4 * (matrix + channels * delta.conv_kernel.saturating_sub(1))
-    });
-    (of(config, Mixer::Attention) * cache + of(config, Mixer::Delta) * state) as u64
 }

@@ -26,6 +26,17 @@ fn inspect_shows_shapes_and_memory() {
         .map(|tensor| tensor["bytes"].as_u64().unwrap())
         .sum();
     assert_eq!(shown["weight_bytes"], sum);
+    // 24 layers' worth of keys and values would not fit any number: no wrap-around, but a remark.
+    let most = usize::MAX.to_string();
+    let args = ["inspect", model.to_str().unwrap(), "--ctx", &most];
+    let far = run(&args);
+    assert!(
+        stdout(&far).contains("more than the model was made for"),
+        "{}",
+        stdout(&far)
+    );
+    let far = json(&run(&[&args[..], &["--json"]].concat()));
+    assert_eq!(far["memory"][0]["total_bytes"], u64::MAX);
     let text = run(&["inspect", model.to_str().unwrap()]);
     assert!(stdout(&text).contains("bits per weight"));
 }

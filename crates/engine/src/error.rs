@@ -68,6 +68,22 @@ pub enum Error {
         /// Tokens that the model was made for.
         model: usize,
     },
+    /// More memory would be needed than the system has.
+    #[error(
+        "out of memory: {what} {:.2} GB, but {:.2} GB can be had: {advice}",
+        *needed as f64 / 1e9,
+        *available as f64 / 1e9
+    )]
+    OutOfMemory {
+        /// What needs it, as in "the weights take".
+        what: String,
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that the system can give.
+        available: u64,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The model could not run.
     #[error("{0}")]
     Model(String),

@@ -22,6 +22,7 @@ pub mod streaming;
 pub mod target;
 pub mod thinking;
 pub mod tokenizer;
+mod tokenizer_json;
 mod top;
 pub mod transcendental;
 

@@ -2,17 +2,18 @@
 
 use crate::chat::ChatTemplate;
 use crate::error::Error;
-use crate::memory::release_unused;
+use crate::memory::{check, release_unused};
 use crate::session::Session;
 use crate::speculation::{DraftKind, Speculation, SpeculationOptions, Speculator};
 use crate::target::LanguageModel;
 use crate::tokenizer::{Control, Tokenizer};
 use kozue_checkpoint::description::TokenizerSource;
-use kozue_checkpoint::{Checkpoint, Description};
+use kozue_checkpoint::{Checkpoint, Description, Note};
 use kozue_kernels::{Cpu, KvType};
 use kozue_model::{Model, Outputs, PassOutput, Segment, State};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread::Builder;
 
 /// Memory for snapshots of earlier turns in a session.
 const SNAPSHOT_BYTES: usize = 1 << 30;
@@ -74,7 +75,7 @@ impl LanguageModel for CpuModel {
 /// A checkpoint with all that answering needs.
 pub struct Loaded {
     description: Description,
-    notes: Vec<String>,
+    notes: Vec<Note>,
     bytes_per_pass: u64,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
@@ -97,19 +98,31 @@ impl Loaded {
 
     fn open_on(path: &Path, cpu: Arc<Cpu>, kv: KvType) -> Result<Loaded, Error> {
         let checkpoint = Checkpoint::open(path).map_err(|error| Error::Model(error.to_string()))?;
+        check(
+            own_bytes(&checkpoint),
+            "the weights take",
+            "quantise the model once (kozue quantize works tensor by tensor), or run a smaller one",
+        )?;
         // A large vocabulary takes as long to read as packed weights.
         let (tokenizer, model) = std::thread::scope(|scope| {
-            let tokenizer = scope.spawn(|| Tokenizer::new(&checkpoint.description().tokenizer));
+            let read = || Tokenizer::new(&checkpoint.description().tokenizer);
+            let tokenizer = Builder::new().spawn_scoped(scope, read);
             let model = Model::load(&checkpoint, kv);
-            (tokenizer.join(), model)
+            let tokenizer = match tokenizer {
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|_| Err(Error::Tokenizer("its parser gave up".to_string()))),
+                // The system has no more threads.
+                Err(_) => read(),
+            };
+            (tokenizer, model)
         });
-        let tokenizer = tokenizer
-            .unwrap_or_else(|_| Err(Error::Tokenizer("its parser gave up".to_string())))?;
+        let tokenizer = tokenizer?;
         let model = model.map_err(|error| Error::Model(error.to_string()))?;
         let mut description = checkpoint.description().clone();
         // Several megabytes that have been read.
         description.tokenizer = TokenizerSource::Json(String::new());
-        let notes = checkpoint.source_note();
+        let notes = checkpoint.source_notes();
         let bytes_per_pass = bytes_per_pass(&checkpoint);
         drop(checkpoint);
         release_unused();
@@ -150,12 +163,22 @@ impl Loaded {
         &self.description
     }
 
-    /// What was done to the weights at load, one line each.
-    pub fn notes(&self) -> &[String] {
+    /// What was done to the weights at load.
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Stored bytes of the weights that a forward pass reads.
+    /// An error if there is no memory for a sequence to grow from `held` to `tokens` tokens.
+    pub fn check_context(&self, held: usize, tokens: usize) -> Result<(), Error> {
+        let bytes = |tokens| self.description.config.sequence_bytes(self.kv, tokens);
+        check(
+            bytes(tokens).saturating_sub(if held > 0 { bytes(held) } else { 0 }),
+            &format!("a context of {tokens} tokens takes"),
+            "give a smaller --ctx or a shorter prompt",
+        )
+    }
+
+    /// Bytes of the weights that a forward pass reads.
     pub fn bytes_per_pass(&self) -> u64 {
         self.bytes_per_pass
     }
@@ -192,6 +215,13 @@ impl Loaded {
     }
 }
 
+/// Bytes that the weights take besides the file's own pages.
+fn own_bytes(checkpoint: &Checkpoint) -> u64 {
+    let tensors = checkpoint.tensors();
+    let own = tensors.iter().filter(|t| !t.aside && !t.memory.mapped);
+    own.map(|tensor| tensor.memory.bytes).sum()
+}
+
 /// All tensors in use, but of an embedding table that is not the head too only single rows.
 fn bytes_per_pass(checkpoint: &Checkpoint) -> u64 {
     let tied = checkpoint.description().config.tied;
@@ -200,6 +230,6 @@ fn bytes_per_pass(checkpoint: &Checkpoint) -> u64 {
     tensors
         .iter()
         .filter(|tensor| !tensor.aside && read(&tensor.name))
-        .map(|t| t.bytes)
+        .map(|t| t.memory.bytes)
         .sum()
 }

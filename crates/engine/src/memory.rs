@@ -1,10 +1,27 @@
 //! Memory of this process.
 
+use crate::error::Error;
+use kozue_kernels::obtainable_memory;
+
 /// Resident bytes, mapped weights that were touched included; `None` where the system does not
 /// tell.
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     resident_in(&status)
+}
+
+/// An error if the system cannot give `needed` bytes more. `what` and `advice` are parts of it
+/// ([`Error::OutOfMemory`]). Where the system does not tell, nothing is refused.
+pub(crate) fn check(needed: u64, what: &str, advice: &'static str) -> Result<(), Error> {
+    match obtainable_memory() {
+        Some(available) if (available as u64) < needed => Err(Error::OutOfMemory {
+            what: what.to_owned(),
+            needed,
+            available: available as u64,
+            advice,
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Gives freed memory back to the system. Reading a large vocabulary leaves more of it behind
@@ -45,6 +62,16 @@ mod tests {
             before - resident()
         );
         drop(kept);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn more_than_there_is_is_refused() {
+        check(1 << 20, "a little takes", "never said").unwrap();
+        let error = check(1 << 60, "the weights take", "buy memory").unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with("out of memory: the weights take 1152921504.61 GB, but "));
+        assert!(text.ends_with(" GB can be had: buy memory"), "{text}");
     }
 
     #[test]

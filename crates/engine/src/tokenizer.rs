@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use crate::streaming::StreamDecoder;
+use crate::tokenizer_json::read;
 use kozue_checkpoint::description::TokenizerSource;
 use std::collections::HashSet;
 use std::sync::OnceLock;
@@ -39,8 +40,7 @@ impl Tokenizer {
     /// Reads a tokenizer. Errors: its description does not parse.
     pub fn new(source: &TokenizerSource) -> Result<Tokenizer, Error> {
         let (TokenizerSource::Json(json) | TokenizerSource::Gguf(json)) = source;
-        let mut bpe = Bpe::from_bytes(json.as_bytes())
-            .map_err(|error| Error::Tokenizer(one_line(&error.to_string())))?;
+        let mut bpe = read(json)?;
         // Settings of the training pipeline; a prompt is never cut or filled up.
         bpe.with_truncation(None)
             .map_err(|error| Error::Tokenizer(one_line(&error.to_string())))?;

@@ -35,6 +35,7 @@ mod delta;
 mod delta_solve;
 mod kv_cache;
 mod lanes;
+mod memory;
 mod norm;
 mod product;
 mod rope;
@@ -50,6 +51,7 @@ pub use delta::{
 };
 pub use delta_solve::{delta_solve_chain, delta_solve_tree};
 pub use kv_cache::{KvCache, KvType};
+pub use memory::{available_memory, obtainable_memory};
 pub use norm::{gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
 pub use rope::Rope;
 pub use rows::Heads;

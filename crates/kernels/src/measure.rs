@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::bytes::AlignedBytes;
 use crate::cpu::Cpu;
 use crate::isa::Isa;
+use crate::memory::available_memory;
 
 const BUFFER: usize = 2 << 30;
 const PIECE: usize = 1 << 20;
@@ -14,7 +15,7 @@ const PASSES: usize = 7;
 /// Bytes a second that all threads together read from memory: the median of several passes over a
 /// buffer of 2 GiB, or of a quarter of the free memory if that is less.
 pub fn read_bandwidth(cpu: &Cpu) -> f64 {
-    let bytes = free_memory()
+    let bytes = available_memory()
         .map_or(BUFFER, |free| (free / 4).min(BUFFER))
         .max(PIECE);
     let pieces = bytes / PIECE;
@@ -54,20 +55,6 @@ fn median(passes: usize, mut pass: impl FnMut() -> f64) -> f64 {
     let mut seconds: Vec<f64> = (0..passes).map(|_| pass()).collect();
     seconds.sort_by(f64::total_cmp);
     seconds[passes / 2]
-}
-
-/// `MemAvailable` of Linux, in bytes.
-fn free_memory() -> Option<usize> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<usize>()
-        .ok()
-        .map(|kib| kib << 10)
 }
 
 fn sum(isa: Isa, bytes: &[u8]) -> u64 {

@@ -1,6 +1,7 @@
 //! Quantised tensors into the kernels' packed form, 64 rows at a time on all cores.
 
 use std::sync::Mutex;
+use std::thread::Builder;
 
 use half::f16;
 use kozue_kernels::{AlignedBytes, PackedMatrix, PackedSpec, ZeroKind};
@@ -33,6 +34,21 @@ impl Stored<'_> {
     }
 }
 
+/// The kernels' form of a matrix of `n` rows of `k` values.
+pub(super) fn spec(form: Form, n: usize, k: usize) -> PackedSpec {
+    PackedSpec {
+        n,
+        k,
+        bits: form.bits,
+        group: GROUP,
+        zero: if form.min {
+            ZeroKind::Min
+        } else {
+            ZeroKind::Symmetric
+        },
+    }
+}
+
 /// Pack a matrix of `n` rows of `k` values. The error says what is wrong with its blocks.
 pub(super) fn repack(
     stored: &Stored,
@@ -40,18 +56,7 @@ pub(super) fn repack(
     n: usize,
     k: usize,
 ) -> Result<(PackedMatrix, Loss), String> {
-    let zero = if form.min {
-        ZeroKind::Min
-    } else {
-        ZeroKind::Symmetric
-    };
-    let spec = PackedSpec {
-        n,
-        k,
-        bits: form.bits,
-        group: GROUP,
-        zero,
-    };
+    let spec = spec(form, n, k);
     spec.check().map_err(|error| error.to_string())?;
     let mut bytes = AlignedBytes::zeroed(spec.bytes());
     let size = spec.groups() * spec.tile_bytes();
@@ -81,7 +86,10 @@ pub(super) fn repack(
     // Small matrices are not worth a thread.
     let threads = ((n * k) >> 20).clamp(1, cores());
     let total = std::thread::scope(|scope| {
-        let others: Vec<_> = (1..threads).map(|_| scope.spawn(worker)).collect();
+        let others: Vec<_> = (1..threads)
+            // Where the system has no more threads, those there are do all the work.
+            .map_while(|_| Builder::new().spawn_scoped(scope, worker).ok())
+            .collect();
         let mut total = worker()?;
         for other in others {
             total += other
