@@ -51,17 +51,15 @@ pub struct Mtp {
 pub struct MtpState {
     len: usize,
     cache: KvCache,
-    /// The newest output, from which a draft starts.
-    newest: Vec<f32>,
 }
 
 impl MtpState {
-    /// Number of tokens taken in, each with the one after it.
+    /// Number of tokens observed, each with the one after it.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing was taken in yet.
+    /// Whether nothing was observed yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -117,17 +115,16 @@ impl Mtp {
         &self.tap
     }
 
-    /// Memory of a sequence of which nothing was taken in yet.
+    /// Memory of a sequence of which nothing was observed yet.
     pub fn new_state(&self) -> MtpState {
         MtpState {
             len: 0,
             cache: self.attention.new_cache(self.kv),
-            newest: Vec::new(),
         }
     }
 
-    /// Takes in the features of the next committed tokens, rows x hidden size, and for each of them
-    /// the token after it; the last of those is the newest token, which the target has not read.
+    /// Takes in the features of the next tokens, rows x hidden size, and for each of them the token
+    /// after it, all of them committed.
     ///
     /// # Errors
     /// If a token is outside the vocabulary or there are more than the model's context; nothing
@@ -145,59 +142,68 @@ impl Mtp {
     ) -> Result<(), Error> {
         let hidden = self.hidden_size;
         assert_eq!(features.len(), after.len() * hidden, "a token for each row");
-        let needed = state.len + after.len();
-        if needed > self.max_position {
-            return Err(Error::TooLong {
-                needed,
-                longest: self.max_position,
-            });
-        }
+        self.check_length(state.len + after.len())?;
         let vocab_size = target.config().vocab_size;
         if let Some(&token) = after.iter().find(|&&token| token as usize >= vocab_size) {
             return Err(Error::Token { token, vocab_size });
         }
         for (features, after) in features.chunks(ROWS * hidden).zip(after.chunks(ROWS)) {
-            let mut states = cpu.scratch(features.len());
-            rms_norm(cpu, features, &self.target_norm, self.eps, &mut states);
-            let at = state.len;
-            let out = self.forward(cpu, target, &mut state.cache, at, &states, after)?;
-            state.newest.clear();
-            state.newest.extend_from_slice(&out[out.len() - hidden..]);
+            let states = self.final_states(cpu, features);
+            self.forward(cpu, target, &mut state.cache, state.len, &states, after)?;
             state.len += after.len();
         }
         Ok(())
     }
 
-    /// Drafts a chain that follows the newest token. `choose` is given the logits of each next
-    /// token and returns the one to go on with, or `None` to end; the chain also ends where the
-    /// model's context is full, and has no token before anything was taken in.
+    /// Drafts a chain that follows `token`, the newest one, which the target has not read;
+    /// `features` are of the token before it, the first that was not observed.
     ///
-    /// The state stays as it is.
+    /// `choose` is given the logits of each next token and returns the one to go on with, or `None`
+    /// to end; the chain also ends where the model's context is full. The state stays as it is.
     ///
     /// # Errors
-    /// If a chosen token is outside the vocabulary.
+    /// If a token is outside the vocabulary, or the context is full already.
+    ///
+    /// # Panics
+    /// If `features` is not one row.
     pub fn draft(
         &self,
         cpu: &Cpu,
         target: &Model,
         state: &mut MtpState,
+        (features, mut token): (&[f32], u32),
         mut choose: impl FnMut(&[f32]) -> Option<u32>,
     ) -> Result<(), Error> {
-        if state.newest.is_empty() {
-            return Ok(());
-        }
-        let mut newest = state.newest.clone();
-        let mut logits = vec![0.0; target.config().vocab_size];
-        for at in state.len..=self.max_position {
+        assert_eq!(features.len(), self.hidden_size, "one row of features");
+        self.check_length(state.len + 1)?;
+        let mut newest = self.final_states(cpu, features);
+        let mut logits = cpu.scratch(target.config().vocab_size);
+        for at in state.len..self.max_position {
+            // Keys and values past the state's length are written over next time.
+            newest = self.forward(cpu, target, &mut state.cache, at, &newest, &[token])?;
             linear(cpu, target.head(), &newest, &mut logits);
-            let Some(token) = choose(&logits) else { break };
-            if at < self.max_position {
-                // Keys and values past the state's length are written over next time.
-                let out = self.forward(cpu, target, &mut state.cache, at, &newest, &[token])?;
-                newest.copy_from_slice(&out);
+            match choose(&logits) {
+                Some(next) => token = next,
+                None => break,
             }
         }
         Ok(())
+    }
+
+    fn check_length(&self, needed: usize) -> Result<(), Error> {
+        let longest = self.max_position;
+        if needed > longest {
+            Err(Error::TooLong { needed, longest })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// The target's final hidden states: its residual streams after its output norm.
+    fn final_states<'c>(&self, cpu: &'c Cpu, features: &[f32]) -> Scratch<'c, f32> {
+        let mut states = cpu.scratch(features.len());
+        rms_norm(cpu, features, &self.target_norm, self.eps, &mut states);
+        states
     }
 
     /// Outputs, normed, of rows from position `at` on: normed hidden states, rows x hidden size,

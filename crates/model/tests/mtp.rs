@@ -4,7 +4,7 @@
 mod drafted;
 mod tiny;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use drafted::{Drafted, assert_close, bits, relative_error};
@@ -56,13 +56,7 @@ impl Case {
     }
 
     /// Takes in tokens `rows` of the text.
-    fn observe(
-        &self,
-        cpu: &Cpu,
-        state: &mut MtpState,
-        features: &[f32],
-        rows: std::ops::Range<usize>,
-    ) {
+    fn observe(&self, cpu: &Cpu, state: &mut MtpState, features: &[f32], rows: Range<usize>) {
         let hidden = self.target.config().hidden_size;
         let part = &features[rows.start * hidden..rows.end * hidden];
         let after = &self.tokens[rows.start + 1..rows.end + 1];
@@ -71,17 +65,18 @@ impl Case {
             .unwrap();
     }
 
-    /// A greedy chain of 4 tokens and the logits of each.
-    fn draft(&self, cpu: &Cpu, state: &mut MtpState) -> (Vec<u32>, Vec<f32>) {
+    /// A greedy chain of 4 tokens and the logits of each, after what the state has observed and
+    /// one more token.
+    fn draft(&self, cpu: &Cpu, state: &mut MtpState, features: &[f32]) -> (Vec<u32>, Vec<f32>) {
+        let hidden = self.target.config().hidden_size;
         let (mut chain, mut rows) = (Vec::new(), Vec::new());
+        let newest = self.tokens[state.len() + 1];
+        let last = &features[state.len() * hidden..][..hidden];
         self.mtp
-            .draft(cpu, &self.target, state, |logits| {
-                if chain.len() == 4 {
-                    return None;
-                }
+            .draft(cpu, &self.target, state, (last, newest), |logits| {
                 rows.extend_from_slice(logits);
                 chain.push(argmax(logits));
-                chain.last().copied()
+                chain.last().copied().filter(|_| chain.len() < 4)
             })
             .unwrap();
         (chain, rows)
@@ -96,12 +91,14 @@ fn chains_equal_the_formula() {
     let chains: Vec<Vec<u32>> = case.drafted.get("drafts");
     let mut state = case.mtp.new_state();
     for (turn, rows) in case.drafted.rounds().into_iter().enumerate() {
-        case.observe(&cpu, &mut state, &features, rows.clone());
-        let (chain, logits) = case.draft(&cpu, &mut state);
+        // The last token's feature goes to the draft with the newest token.
+        let start = state.len();
+        case.observe(&cpu, &mut state, &features, start..rows.end - 1);
+        let (chain, logits) = case.draft(&cpu, &mut state, &features);
         let expected = case.drafted.tensor(&format!("logits.{turn}"));
         assert_close(&logits, &expected, &format!("round {turn}"));
         assert_eq!(chain, chains[turn], "round {turn}");
-        assert_eq!(state.len(), rows.end, "a draft takes nothing in");
+        assert_eq!(state.len(), rows.end - 1, "a draft takes nothing in");
     }
 }
 
@@ -109,22 +106,22 @@ fn chains_equal_the_formula() {
 fn chains_do_not_depend_on_pieces_earlier_drafts_threads_or_instruction_set() {
     let case = Case::open(KvType::F16);
     let features = case.features(&Cpu::new(Some(2)));
-    let total = case.tokens.len() - 1;
+    let total = case.tokens.len() - 2;
     let draft = |cpu: &Cpu, pieces: &[usize]| {
         let mut state = case.mtp.new_state();
         let mut start = 0;
         for more in pieces {
             case.observe(cpu, &mut state, &features, start..start + more);
             start += more;
-            case.draft(cpu, &mut state);
+            case.draft(cpu, &mut state, &features);
         }
-        bits(&case.draft(cpu, &mut state).1)
+        bits(&case.draft(cpu, &mut state, &features).1)
     };
     let expected = draft(&Cpu::with_isa(Some(1), Isa::Portable), &[total]);
     for isa in Isa::available() {
         for threads in [1, 3] {
             let cpu = Cpu::with_isa(Some(threads), isa);
-            for pieces in [&vec![1; total][..], &[20, 1, 5, 8], &[total]] {
+            for pieces in [&vec![1; total][..], &[20, 1, 5, total - 26], &[total]] {
                 assert_eq!(
                     draft(&cpu, pieces),
                     expected,
@@ -174,8 +171,8 @@ fn the_head_survives_other_formats() {
         let case = Case::at(path, KvType::F32);
         let features = case.features(&cpu);
         let mut state = case.mtp.new_state();
-        case.observe(&cpu, &mut state, &features, 0..20);
-        let (_, logits) = case.draft(&cpu, &mut state);
+        case.observe(&cpu, &mut state, &features, 0..19);
+        let (_, logits) = case.draft(&cpu, &mut state, &features);
         let vocab = case.target.config().vocab_size;
         let expected = case.drafted.tensor("logits.0");
         // Chains may part after the first token.
@@ -229,28 +226,38 @@ fn the_context_ends_and_tokens_are_checked() {
     let hidden = case.target.config().hidden_size;
     let longest = case.target.config().max_position;
     let mut state = case.mtp.new_state();
-    let (chain, _) = case.draft(&cpu, &mut state);
-    assert!(chain.is_empty(), "nothing to follow");
-    let features = vec![0.5; (longest - 1) * hidden];
-    let tokens: Vec<u32> = (0..longest as u32 - 1).map(|i| i % 300).collect();
-    let mut observe = |features: &[f32], tokens: &[u32]| {
+    let features = vec![0.5; (longest - 2) * hidden];
+    let tokens: Vec<u32> = (0..longest as u32 - 2).map(|i| i % 300).collect();
+    let one = &features[..hidden];
+    let observe = |state: &mut MtpState, features: &[f32], tokens: &[u32]| {
         let observed = case
             .mtp
-            .observe(&cpu, &case.target, &mut state, features, tokens);
+            .observe(&cpu, &case.target, state, features, tokens);
         observed.err().map(|error| error.to_string())
     };
+    let draft = |state: &mut MtpState, token: u32| {
+        let mut count = 0;
+        let drafted = case
+            .mtp
+            .draft(&cpu, &case.target, state, (one, token), |_| {
+                count += 1;
+                Some(7)
+            });
+        drafted.map(|()| count).map_err(|error| error.to_string())
+    };
+    let outside = "token 320 is outside the vocabulary of 320 tokens";
+    assert_eq!(observe(&mut state, one, &[320]).unwrap(), outside);
+    assert_eq!(draft(&mut state, 320).unwrap_err(), outside);
+    assert_eq!(observe(&mut state, &features, &tokens), None);
+    let full =
+        |needed: usize| format!("{needed} tokens do not fit in the model's context of {longest}");
+    let three = &features[..3 * hidden];
     assert_eq!(
-        observe(&features[..hidden], &[320]).unwrap(),
-        "token 320 is outside the vocabulary of 320 tokens"
+        observe(&mut state, three, &[1, 2, 3]).unwrap(),
+        full(longest + 1)
     );
-    assert_eq!(observe(&features, &tokens), None);
-    assert_eq!(
-        observe(&features[..2 * hidden], &[1, 2]).unwrap(),
-        format!(
-            "{} tokens do not fit in the model's context of {longest}",
-            longest + 1
-        )
-    );
-    // One position is left: one token is drafted with it, one more from what it gives.
-    assert_eq!(case.draft(&cpu, &mut state).0.len(), 2);
+    // Two positions are left, for the newest token and one that was drafted.
+    assert_eq!(draft(&mut state, 5), Ok(2));
+    assert_eq!(observe(&mut state, &three[hidden..], &[1, 2]), None);
+    assert_eq!(draft(&mut state, 5), Err(full(longest + 1)));
 }
