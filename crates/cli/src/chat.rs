@@ -70,7 +70,11 @@ fn take_turn<M: LanguageModel>(
     session: &mut Session<M>,
     question: &str,
 ) -> Result<(), Failure> {
-    let prompt = match chat.ask(question) {
+    let context = setup.context();
+    let prompt = match chat
+        .ask(question)
+        .and_then(|prompt| make_room(chat, prompt, context))
+    {
         Ok(prompt) => prompt,
         Err(error) => {
             say(&format!("kozue: {error}"));
@@ -81,15 +85,27 @@ fn take_turn<M: LanguageModel>(
     let request = setup.request(prompt);
     let mut printer = Printer::new(Some(&chat.prompt_text()));
     let typing = HiddenTyping::start();
-    let result = session.generate(&request, setup.interrupt.flag(), &mut |event| {
-        setup.show_event(event, &mut printer);
-    });
+    let result = setup
+        .check_memory(
+            session.state().map_or(0, |(tokens, _)| tokens.len()),
+            &request,
+        )
+        .and_then(|()| {
+            session.generate(&request, setup.interrupt.flag(), &mut |event| {
+                setup.show_event(event, &mut printer);
+            })
+        });
     drop(typing);
     printer.finish()?;
     setup.interrupt.clear();
     match result {
         Ok(answer) => {
             setup.show_panel(&answer, &request);
+            if request.prompt.len() + answer.token_ids.len() >= context {
+                say(&format!(
+                    "kozue: the answer ends here because the context of {context} tokens is full"
+                ));
+            }
             chat.answered(&request.prompt, &answer);
         }
         Err(error) => {
@@ -98,6 +114,32 @@ fn take_turn<M: LanguageModel>(
         }
     }
     Ok(())
+}
+
+/// Forgets the oldest turns until an eighth of the context is left for the answer.
+fn make_room(
+    chat: &mut Conversation,
+    mut prompt: Vec<u32>,
+    context: usize,
+) -> Result<Vec<u32>, kozue_engine::Error> {
+    let mut forgotten = 0;
+    while prompt.len() > context - context / 8
+        && let Some(shorter) = chat.forget_oldest()?
+    {
+        prompt = shorter;
+        forgotten += 1;
+    }
+    if forgotten > 0 {
+        let turns = if forgotten == 1 {
+            "turn is".to_string()
+        } else {
+            format!("{forgotten} turns are")
+        };
+        say(&format!(
+            "kozue: the context of {context} tokens is full: the oldest {turns} forgotten"
+        ));
+    }
+    Ok(prompt)
 }
 
 /// Words to the user that are not part of an answer.

@@ -10,6 +10,7 @@ mod draft;
 mod failure;
 mod inspect;
 mod interrupt;
+mod out_of_memory;
 mod panel;
 mod printer;
 mod prompt;

@@ -29,9 +29,7 @@ pub fn run(args: &RunArgs) -> Result<(), Failure> {
     let mut loaded = Loaded::open(&path, args.machine.cpu(), args.machine.kv.into())?;
     check_context(args, &loaded)?;
     args.draft.apply(&mut loaded, &path)?;
-    for note in loaded.notes() {
-        tracing::info!("{note}");
-    }
+    show_notes(args, &loaded);
     let setup = Setup {
         args,
         loaded: &loaded,
@@ -50,7 +48,25 @@ fn check_context(args: &RunArgs, loaded: &Loaded) -> Result<(), Failure> {
         Some(ctx) if ctx > longest => Err(Failure::Usage(format!(
             "--ctx {ctx} is more than the {longest} tokens that the model was made for"
         ))),
-        _ => Ok(()),
+        Some(ctx) => Ok(loaded.check_context(0, ctx)?),
+        None => Ok(()),
+    }
+}
+
+/// Tells what became of the weights at load: in one line, if that changed values.
+fn show_notes(args: &RunArgs, loaded: &Loaded) {
+    let (lossy, exact): (Vec<_>, Vec<_>) = loaded.notes().iter().partition(|note| note.lossy);
+    for note in exact {
+        tracing::info!("{}", note.text);
+    }
+    let lossy: Vec<&str> = lossy.iter().map(|note| note.text.as_str()).collect();
+    if !args.quiet && !lossy.is_empty() {
+        // Nobody to tell is no reason to fail.
+        let _ = writeln!(
+            io::stderr(),
+            "kozue: weights converted at load: {}",
+            lossy.join("; ")
+        );
     }
 }
 
@@ -83,6 +99,7 @@ impl Setup<'_> {
     fn answer_alone(&self, prompt: Vec<u32>, text: Option<&str>) -> Result<(), Failure> {
         let mut session = self.loaded.session(self.args.ctx);
         let request = self.request(prompt);
+        self.check_memory(0, &request)?;
         let answer = if self.args.json {
             let answer = session.generate(&request, self.interrupt.flag(), &mut |_| ())?;
             print_json(&answer, text, request.sampling.seed)?;
@@ -101,6 +118,19 @@ impl Setup<'_> {
             FinishReason::Cancelled => Err(self.interrupt.failure()),
             FinishReason::Stop | FinishReason::Length => Ok(()),
         }
+    }
+
+    /// An error if there is no memory for a request's prompt and the answer it asks for, beside
+    /// the `held` tokens that are there already.
+    pub fn check_memory(&self, held: usize, request: &Request) -> Result<(), kozue_engine::Error> {
+        let asked = request.prompt.len() + request.max_tokens.unwrap_or(1);
+        self.loaded.check_context(held, asked.min(self.context()))
+    }
+
+    /// Tokens that prompt and answer may have together.
+    pub fn context(&self) -> usize {
+        let longest = self.loaded.model.max_position();
+        self.args.ctx.map_or(longest, |ctx| ctx.min(longest))
     }
 
     /// Shows how an answer goes on; ends it where nobody reads it any more.

@@ -72,12 +72,19 @@ fn a_missing_model_is_named_with_a_way_out() {
     // A copy of the program far from any models folder.
     let program = folder.path().join("kozue");
     std::fs::copy(env!("CARGO_BIN_EXE_kozue"), &program).unwrap();
-    let output = Command::new(&program)
-        .current_dir(folder.path())
-        .env_remove("KOZUE_MODEL")
-        .args(["run", "hello"])
-        .output()
-        .unwrap();
+    let output = loop {
+        let output = Command::new(&program)
+            .current_dir(folder.path())
+            .env_remove("KOZUE_MODEL")
+            .args(["run", "hello"])
+            .stdin(Stdio::null())
+            .output();
+        match output {
+            // A test that starts a program at this moment holds the copy open for writing.
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+            output => break output.unwrap(),
+        }
+    };
     fails(
         &output,
         1,
@@ -101,6 +108,52 @@ fn paths_that_cannot_be_followed_say_why() {
     );
     // A pipe is not waited for.
     fails(&run(&["run", "/dev/null", "x"]), 1, &["no regular file"]);
+}
+
+/// Whatever the limit: an answer, or one line and code 1; never a trace or a signal.
+#[cfg(target_os = "linux")]
+#[test]
+fn too_little_memory_is_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |kilobytes: u32, args: &[&str]| {
+        Command::new("sh")
+            .current_dir(folder.path())
+            .args([
+                "-c",
+                "ulimit -v \"$0\"; exec \"$@\"",
+                &kilobytes.to_string(),
+            ])
+            .arg(env!("CARGO_BIN_EXE_kozue"))
+            .args(args)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let model = tiny("qwen3_5");
+    let args = ["run", model.to_str().unwrap(), "hello", "-q", "-n", "4"];
+    // Below this the system cannot even load the program.
+    let least = (10..)
+        .map(|megabytes| megabytes * 2048)
+        .find(|least| with(*least, &["--version"]).status.success())
+        .unwrap();
+    let (mut refused, mut answered) = (0, 0);
+    for step in 0..40 {
+        let output = with(least + step * 3000, &args);
+        if output.status.success() {
+            answered += 1;
+        } else {
+            let text = stderr(&output).to_lowercase();
+            fails(&output, 1, &[]);
+            assert!(
+                ["memory", "resource"]
+                    .iter()
+                    .any(|word| text.contains(word)),
+                "{text}"
+            );
+            refused += 1;
+        }
+    }
+    assert!(refused > 0 && answered > 0, "{refused} and {answered}");
 }
 
 #[cfg(unix)]

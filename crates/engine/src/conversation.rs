@@ -73,6 +73,18 @@ impl<'a> Conversation<'a> {
         }
     }
 
+    /// Makes room: forgets the oldest question and its answer, and gives the tokens of the prompt
+    /// without them. `None` where the question to answer is the only one.
+    pub fn forget_oldest(&mut self) -> Result<Option<Vec<u32>>, Error> {
+        let is_question = |message: &Message| message.role == "user";
+        let mut questions = (0..self.messages.len()).filter(|&i| is_question(&self.messages[i]));
+        let (Some(first), Some(second)) = (questions.next(), questions.next()) else {
+            return Ok(None);
+        };
+        self.messages.drain(first..second);
+        self.prompt().map(Some)
+    }
+
     /// The text that the model continues after [`Conversation::ask`].
     pub fn prompt_text(&self) -> String {
         self.rendered

@@ -47,6 +47,9 @@ pub trait LanguageModel {
             logit_rows,
             snapshot: None,
         };
-        Ok(self.pass(&mut [segment], Outputs::default())?.logits.to_vec())
+        Ok(self
+            .pass(&mut [segment], Outputs::default())?
+            .logits
+            .to_vec())
     }
 }

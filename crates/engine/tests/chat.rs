@@ -425,3 +425,19 @@ fn a_question_that_cannot_be_rendered_is_not_kept() {
     chat.retract();
     assert!(chat.messages().is_empty());
 }
+
+#[test]
+fn the_oldest_turn_makes_room_and_the_system_message_stays() {
+    let tokenizer = tokenizer();
+    let template = template(CHATML);
+    let mut chat = Conversation::new(&template, &tokenizer, ChatOptions::default(), Some("s"));
+    let mut short = Conversation::new(&template, &tokenizer, ChatOptions::default(), Some("s"));
+    chat.ask("first").unwrap();
+    chat.ask("second").unwrap();
+    let prompt = chat.forget_oldest().unwrap().unwrap();
+    assert_eq!(prompt, short.ask("second").unwrap());
+    assert_eq!(chat.messages(), short.messages());
+    // The question to answer is never forgotten.
+    assert!(chat.forget_oldest().unwrap().is_none());
+    assert_eq!(chat.messages(), short.messages());
+}
