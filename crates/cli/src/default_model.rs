@@ -38,6 +38,9 @@ pub fn model_path(named: Option<&Path>) -> Result<PathBuf, Failure> {
 
 fn existing(path: &Path, origin: &str) -> Result<PathBuf, Failure> {
     let shown = path.display();
+    if path.as_os_str().is_empty() {
+        return Err(Failure::Usage("the model's name is empty".into()));
+    }
     match std::fs::metadata(path) {
         Ok(_) => Ok(path.to_path_buf()),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(Failure::Failed(format!(

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
+/// Bytes of a prompt's part that are more than any model's context holds.
+const LONGEST: u64 = 64 << 20;
+
 /// How long a pipe beside a prompt may stay open before the user is told what is waited for.
 const PATIENCE: Duration = Duration::from_secs(3);
 
@@ -104,15 +107,27 @@ fn read_piped() -> Result<String, Failure> {
     input.map_err(|_| Failure::Failed("cannot read standard input".into()))?
 }
 
+/// All that a reader gives, but hardly more than a prompt may have: some never end.
+fn read_some(reader: impl Read) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    reader.take(LONGEST + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn read(file: &Path) -> Result<String, Failure> {
     let (bytes, name) = if file == Path::new("-") {
-        let mut bytes = Vec::new();
-        let read = io::stdin().lock().read_to_end(&mut bytes);
-        (read.map(|_| bytes), "standard input".to_string())
+        (read_some(io::stdin().lock()), "standard input".to_string())
     } else {
-        (std::fs::read(file), file.display().to_string())
+        let bytes = std::fs::File::open(file).and_then(read_some);
+        (bytes, file.display().to_string())
     };
     let bytes = bytes.map_err(|error| Failure::Failed(format!("cannot read {name}: {error}")))?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(Failure::Failed(format!(
+            "{name} has more than {} MB, which fits no context",
+            LONGEST >> 20
+        )));
+    }
     String::from_utf8(bytes).map_err(|error| {
         let place = error.utf8_error().valid_up_to();
         Failure::Failed(format!(

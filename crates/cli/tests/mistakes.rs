@@ -45,6 +45,7 @@ fn mistakes_on_the_command_line_have_code_2() {
         &["--ctx", "1024"],
     );
     fails(&run(&["run", model, ""]), 2, &["prompt is empty"]);
+    fails(&run(&["run", "", "x"]), 2, &["name is empty"]);
     fails(&run(&["run", "--model", model]), 2, &["prompt is empty"]);
 }
 
@@ -236,6 +237,8 @@ fn a_prompt_file_that_is_no_text_is_an_error() {
         &["not UTF-8", "byte 1"],
     );
     fails(&run_with("/no/such/file"), 1, &["/no/such/file"]);
+    #[cfg(unix)]
+    fails(&run_with("/dev/zero"), 1, &["/dev/zero", "fits no context"]);
 }
 
 /// `kozue run ... | head -1` ends quietly, and soon.
