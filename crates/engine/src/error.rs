@@ -53,6 +53,9 @@ pub enum Error {
         /// Absolute position of the token to be chosen.
         position: u64,
     },
+    /// What an answer must look like cannot be used.
+    #[error("the grammar of the answer cannot be used: {0}")]
+    Grammar(String),
     /// There is nothing to continue.
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,

@@ -2,11 +2,11 @@
 
 use crate::answer::Answer;
 use crate::error::Error;
-use crate::prefix_cache::{PrefixCache, Snapshot};
 use crate::runner::run_pass;
 use crate::sampling::Sampling;
-use crate::sequence::{Sequence, Start};
+use crate::sequence::Sequence;
 use crate::speculation::Speculator;
+use crate::starts::Starts;
 use crate::target::LanguageModel;
 use crate::tokenizer::Tokenizer;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,11 +47,7 @@ pub struct Session<'a, M: LanguageModel> {
     tokenizer: &'a Tokenizer,
     eos: &'a [u32],
     context: usize,
-    cache: PrefixCache<'a, M::State>,
-    /// Makes a drafter for a sequence that starts from nothing.
-    speculate: Box<dyn Fn() -> Option<Speculator<'a>> + 'a>,
-    /// The last sequence's sense of what pays.
-    last: Option<Speculator<'a>>,
+    starts: Starts<'a, M>,
 }
 
 impl<'a, M: LanguageModel> Session<'a, M> {
@@ -69,9 +65,7 @@ impl<'a, M: LanguageModel> Session<'a, M> {
             tokenizer,
             eos,
             context,
-            cache: PrefixCache::new(cache_bytes),
-            speculate: Box::new(|| None),
-            last: None,
+            starts: Starts::new(model, Some(cache_bytes)),
         }
     }
 
@@ -80,19 +74,18 @@ impl<'a, M: LanguageModel> Session<'a, M> {
         mut self,
         speculate: impl Fn() -> Option<Speculator<'a>> + 'a,
     ) -> Session<'a, M> {
-        self.speculate = Box::new(speculate);
+        self.starts = self.starts.speculating(speculate);
         self
     }
 
     /// The state after the last answer, and the tokens that it has read.
     pub fn state(&self) -> Option<(&[u32], &M::State)> {
-        self.cache.newest()
+        self.starts.newest()
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
-        self.cache.clear();
-        self.last = None;
+        self.starts.clear();
     }
 
     /// Answers a request. `events` hears of progress; setting `cancel` ends the answer after
@@ -107,7 +100,7 @@ impl<'a, M: LanguageModel> Session<'a, M> {
         cancel: &AtomicBool,
         events: &mut dyn FnMut(Event),
     ) -> Result<Answer, Error> {
-        let start = self.start(&request.prompt);
+        let start = self.starts.start(&request.prompt);
         events(Event::Prefill {
             done: start.read,
             total: request.prompt.len(),
@@ -131,47 +124,11 @@ impl<'a, M: LanguageModel> Session<'a, M> {
             .into_iter()
             .collect::<Result<(), Error>>()?;
             for snapshot in sequence.snapshots() {
-                self.cache.insert(snapshot);
+                self.starts.keep(snapshot);
             }
         }
         let (answer, ended) = sequence.end(events);
-        self.last = ended.speculator;
-        if !ended.tokens.is_empty() {
-            let drafter = self.last.as_ref().map(|last| last.drafter.fork());
-            self.cache.insert(Snapshot {
-                bytes: self.model.state_bytes(&ended.state),
-                tokens: ended.tokens,
-                state: ended.state,
-                drafter,
-            });
-        }
+        self.starts.ended(ended);
         Ok(answer)
-    }
-
-    /// The longest snapshot that the prompt goes on from, or nothing.
-    fn start(&mut self, prompt: &[u32]) -> Start<'a, M::State> {
-        let fresh = (self.speculate)();
-        let pace = self.last.take().map(|last| last.pace);
-        let (read, state, drafter) = match self.cache.longest(prompt) {
-            Some(snapshot) => {
-                let drafter = snapshot.drafter.as_ref().map(|drafter| {
-                    let mut drafter = drafter.fork();
-                    drafter.resume(&snapshot.tokens);
-                    drafter
-                });
-                (snapshot.tokens.len(), snapshot.state.clone(), drafter)
-            }
-            None => (0, self.model.new_state(), None),
-        };
-        let speculator = fresh.map(|fresh| Speculator {
-            drafter: drafter.unwrap_or(fresh.drafter),
-            pace: pace.unwrap_or(fresh.pace),
-            width: fresh.width,
-        });
-        Start {
-            read,
-            state,
-            speculator,
-        }
     }
 }

@@ -89,7 +89,14 @@ impl<'a> StreamDecoder<'a> {
     }
 }
 
-/// The bytes of a byte-level piece. An added token is written plainly; where one of its
+/// The bytes of a byte-level piece.
+pub(crate) fn piece_bytes(piece: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    append_bytes(piece, &mut bytes);
+    bytes
+}
+
+/// Appends the bytes of a byte-level piece. An added token is written plainly; where one of its
 /// characters is outside the table, all of it is taken as it is.
 fn append_bytes(piece: &str, bytes: &mut Vec<u8>) {
     let start = bytes.len();

@@ -1,7 +1,7 @@
 //! Text to tokens, and what a token stands for.
 
 use crate::error::Error;
-use crate::streaming::StreamDecoder;
+use crate::streaming::{StreamDecoder, piece_bytes};
 use crate::tokenizer_json::read;
 use kozue_checkpoint::description::TokenizerSource;
 use std::collections::HashSet;
@@ -16,6 +16,9 @@ pub enum Control {
     /// It stays text: the words of a chat must not end a message or open another.
     Text,
 }
+
+/// Marks of an answer's parts.
+const MARKS: [&str; 4] = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
 
 /// How pieces become text again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +55,9 @@ impl Tokenizer {
             if !token.special || token.content.is_empty() {
                 continue;
             }
-            // The marks around a thought are part of the text even where a tokenizer calls
-            // them control tokens: they tell a thought from an answer.
-            if token.content != "<think>" && token.content != "</think>" {
+            // The marks around thoughts and calls are part of the text even where a tokenizer
+            // calls them control tokens: they tell what belongs to what.
+            if !MARKS.contains(&token.content.as_str()) {
                 control_ids.insert(id);
             }
             control_texts.push(token.content.clone());
@@ -119,6 +122,25 @@ impl Tokenizer {
     /// How the vocabulary writes a token; `None` for an unused id.
     pub fn piece(&self, token: u32) -> Option<String> {
         self.bpe.id_to_token(token)
+    }
+
+    /// The bytes that a token adds to a text; `None` for an unused id. Control tokens have their
+    /// name's. A tokenizer that looks at several pieces may change them at a text's beginning.
+    pub fn token_bytes(&self, token: u32) -> Option<Vec<u8>> {
+        let piece = self.piece(token)?;
+        Some(match self.pieces {
+            Pieces::Bytes => piece_bytes(&piece),
+            Pieces::Joined => {
+                let byte = piece
+                    .strip_prefix("<0x")
+                    .and_then(|rest| rest.strip_suffix('>'))
+                    .and_then(|hex| u8::from_str_radix(hex, 16).ok());
+                match byte {
+                    Some(byte) => vec![byte],
+                    None => piece.replace('\u{2581}', " ").into_bytes(),
+                }
+            }
+        })
     }
 
     /// Number of ids, added tokens included.
