@@ -30,6 +30,9 @@ pub enum Command {
     Quantize(QuantizeArgs),
     /// Measure a model's speed on this machine
     Bench(BenchArgs),
+    /// Answer over HTTP, as OpenAI's and Anthropic's APIs do
+    #[command(visible_alias = "server")]
+    Serve(Box<crate::serve::ServeArgs>),
 }
 
 #[derive(Args)]

@@ -36,7 +36,10 @@ pub fn parse(mut args: Vec<OsString>) -> Result<Command, Failure> {
 /// The words that name a command.
 fn names() -> Vec<String> {
     let command = Cli::command();
-    let names = command.get_subcommands().map(|c| c.get_name().to_owned());
+    let names = command
+        .get_subcommands()
+        .flat_map(|c| c.get_name_and_visible_aliases())
+        .map(str::to_owned);
     names.chain(["help".to_owned()]).collect()
 }
 

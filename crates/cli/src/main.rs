@@ -16,6 +16,7 @@ mod printer;
 mod prompt;
 mod quantize;
 mod run;
+mod serve;
 mod typing;
 
 use cli::Command;
@@ -41,6 +42,7 @@ fn start() -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Serve(args) => serve::run(&args),
     }
 }
 

@@ -1,0 +1,4 @@
+//! Anthropic's API.
+
+pub mod messages;
+mod messages_request;

@@ -1,0 +1,199 @@
+//! Bodies of requests.
+
+use crate::error::ApiError;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
+
+/// The bytes of a body.
+pub struct Whole(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Whole {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Whole, ApiError> {
+        match Bytes::from_request(request, state).await {
+            Ok(bytes) => Ok(Whole(bytes)),
+            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                let message = "the body is larger than this server takes";
+                Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("body_too_large"))
+            }
+            Err(rejection) => Err(bad(format!(
+                "the body cannot be read: {}",
+                rejection.body_text()
+            ))),
+        }
+    }
+}
+
+/// Reads a JSON body. Errors: no JSON, or a field with a wrong type, by its path.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Err(bad("the body is empty: send a JSON object".to_string()));
+    }
+    let value: Json = serde_json::from_slice(body)
+        .map_err(|error| bad(format!("the body is not valid JSON: {error}")))?;
+    if !value.is_object() {
+        return Err(bad("the body must be a JSON object".to_string()));
+    }
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let path = error.path().to_string();
+        let message = error.inner().to_string();
+        match path.as_str() {
+            "." => bad(message),
+            path => ApiError::field(path, format!("{path}: {message}")),
+        }
+    })
+}
+
+fn bad(message: String) -> ApiError {
+    ApiError::new(StatusCode::BAD_REQUEST, message)
+}
+
+/// One thing or several.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of texts")]
+pub enum OneOrMany {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+impl From<OneOrMany> for Vec<String> {
+    fn from(texts: OneOrMany) -> Vec<String> {
+        match texts {
+            OneOrMany::One(text) => vec![text],
+            OneOrMany::Many(texts) => texts,
+        }
+    }
+}
+
+/// A seed: any whole number of 64 bits.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a whole number of 64 bits")]
+pub enum Seed {
+    /// Not negative.
+    Natural(u64),
+    /// Negative.
+    Integer(i64),
+}
+
+impl From<Seed> for u64 {
+    fn from(seed: Seed) -> u64 {
+        match seed {
+            Seed::Natural(seed) => seed,
+            Seed::Integer(seed) => seed as u64,
+        }
+    }
+}
+
+/// The text of a message: whole or in parts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a text or a list of parts with a type")]
+pub enum Content {
+    /// Whole.
+    Text(String),
+    /// In parts.
+    Parts(Vec<ContentPart>),
+}
+
+/// A part of a message.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ContentPart {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+impl Content {
+    /// The text of all parts, one a line. `path` names the field in an error: a part that is no
+    /// text.
+    pub fn text(self, path: &str) -> Result<String, ApiError> {
+        let parts = match self {
+            Content::Text(text) => return Ok(text),
+            Content::Parts(parts) => parts,
+        };
+        let mut texts = Vec::with_capacity(parts.len());
+        for (index, part) in parts.into_iter().enumerate() {
+            let text = match part.kind.as_str() {
+                "text" | "input_text" | "output_text" | "reasoning_text" => part.text,
+                "refusal" => part.refusal,
+                kind => {
+                    let path = format!("{path}[{index}]");
+                    let message = format!(
+                        "{path}: parts of type {kind:?} are not supported: this model reads text"
+                    );
+                    return Err(ApiError::field(path, message));
+                }
+            };
+            texts.push(text.ok_or_else(|| {
+                let path = format!("{path}[{index}].text");
+                ApiError::field(path.clone(), format!("{path} is missing"))
+            })?);
+        }
+        Ok(texts.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[allow(dead_code)]
+    struct Example {
+        list: Vec<Inner>,
+        stop: Option<OneOrMany>,
+        seed: Option<Seed>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[allow(dead_code)]
+    struct Inner {
+        number: f32,
+    }
+
+    #[test]
+    fn errors_name_the_field() {
+        for (body, param, words) in [
+            ("", None, "empty"),
+            ("{\"list\": [", None, "not valid JSON"),
+            ("[1]", None, "object"),
+            ("{}", None, "missing field `list`"),
+            (
+                "{\"list\": [{\"number\": 1}, {\"number\": \"x\"}]}",
+                Some("list[1].number"),
+                "invalid type",
+            ),
+            (
+                "{\"list\": [], \"stop\": 3}",
+                Some("stop"),
+                "a text or a list of texts",
+            ),
+            (
+                "{\"list\": [], \"seed\": 1.5}",
+                Some("seed"),
+                "whole number",
+            ),
+        ] {
+            let error = parse::<Example>(body.as_bytes()).unwrap_err();
+            assert_eq!(error.param.as_deref(), param, "{body}");
+            assert!(error.message.contains(words), "{}", error.message);
+            assert!(!error.message.contains('\n'));
+            assert_eq!(error.status, StatusCode::BAD_REQUEST);
+        }
+        let deep = "[".repeat(100_000);
+        assert!(parse::<Example>(deep.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn seeds_may_be_negative() {
+        let example = parse::<Example>(b"{\"list\": [], \"seed\": -1}").unwrap();
+        assert_eq!(example.seed.map(u64::from), Some(u64::MAX));
+    }
+}

@@ -1,0 +1,134 @@
+//! The grammar of an answer that calls tools, in llguidance's variant of Lark.
+
+use super::CallFormat;
+use crate::tools::{Tool, ToolChoice};
+use kozue_engine::grammar::bounded_space;
+use serde_json::{Value as Json, json};
+use std::fmt::Write;
+
+/// The rules for an answer, or `None` where any text will do: the model may call or not, and no
+/// tool is strict. `single` allows one call only.
+pub fn rules(
+    format: CallFormat,
+    tools: &[Tool],
+    choice: &ToolChoice,
+    single: bool,
+) -> Option<String> {
+    let allowed: Vec<&Tool> = match choice {
+        ToolChoice::None => return None,
+        ToolChoice::Auto if !tools.iter().any(|tool| tool.strict) => return None,
+        ToolChoice::Auto | ToolChoice::Required => tools.iter().collect(),
+        ToolChoice::Function(name) => tools.iter().filter(|tool| tool.name == *name).collect(),
+    };
+    let must = *choice != ToolChoice::Auto;
+    // One function that was named is called once, as OpenAI does.
+    let single = single || matches!(choice, ToolChoice::Function(_));
+    let mut rules = String::new();
+    let start = match (format, must, single) {
+        (CallFormat::Bare, true, true) => "LEAD? call",
+        (CallFormat::Bare, true, false) => "LEAD? call (\"; \" call)*",
+        (CallFormat::Bare, false, true) => "LEAD? (call | PLAIN)",
+        (CallFormat::Bare, false, false) => "LEAD? (call (\"; \" call)* | PLAIN)",
+        (_, true, true) => "LEAD? \"<tool_call>\" call",
+        (_, true, false) => "LEAD? \"<tool_call>\" call (\"\\n<tool_call>\" call)*",
+        (_, false, true) => "tail | head call",
+        (_, false, false) => "(head call)* tail",
+    };
+    let _ = writeln!(rules, "start: {start}");
+    rules.push_str("LEAD: /\\n{1,2}/\nTEXT: /(.|\\n)*/\ntail: TEXT\n");
+    rules.push_str("PLAIN: /[^{\\n](.|\\n)*/\n");
+    rules.push_str("head[lazy]: TEXT \"<tool_call>\"\n");
+    rules.push_str("value[lazy]: TEXT \"\\n</parameter>\\n\"\n");
+    let names: Vec<String> = (0..allowed.len()).map(|n| format!("call{n}")).collect();
+    let _ = writeln!(rules, "call: {}", names.join(" | "));
+    for (name, tool) in names.iter().zip(allowed) {
+        match format {
+            CallFormat::Json => json_call(name, tool, "arguments", true, &mut rules),
+            CallFormat::Bare => json_call(name, tool, "parameters", false, &mut rules),
+            CallFormat::Xml => xml_call(name, tool, &mut rules),
+        }
+    }
+    Some(rules)
+}
+
+/// What is not strict is any object.
+fn schema(tool: &Tool) -> Json {
+    match tool.strict {
+        true => tool.parameters.clone(),
+        false => json!({"type": "object"}),
+    }
+}
+
+fn json_call(rule: &str, tool: &Tool, key: &str, marked: bool, rules: &mut String) {
+    let open = literal(&format!("{{\"name\": \"{}\", \"{key}\": ", tool.name));
+    let schema = bounded_space(&schema(tool));
+    let _ = match marked {
+        true => writeln!(
+            rules,
+            "{rule}: \"\\n\" {open} {rule}_arguments \"}}\\n</tool_call>\""
+        ),
+        false => writeln!(rules, "{rule}: {open} {rule}_arguments \"}}\""),
+    };
+    let _ = writeln!(rules, "{rule}_arguments: %json {schema}");
+}
+
+fn xml_call(rule: &str, tool: &Tool, rules: &mut String) {
+    let open = literal(&format!("\n<function={}>\n", tool.name));
+    let properties = tool.parameters["properties"].as_object();
+    let required = |key: &str| {
+        let list = tool.parameters["required"].as_array();
+        list.is_some_and(|list| list.iter().any(|name| name == key))
+    };
+    let mut parameters = String::new();
+    let mut definitions = String::new();
+    for (n, (key, schema)) in properties.into_iter().flatten().enumerate() {
+        let parameter = format!("{rule}_{n}");
+        let optional = if required(key) { "" } else { "?" };
+        let _ = write!(parameters, " {parameter}{optional}");
+        let open = literal(&format!("<parameter={key}>\n"));
+        let value = xml_value(schema, tool, &parameter, &mut definitions);
+        let _ = writeln!(definitions, "{parameter}: {open} {value}");
+    }
+    let _ = writeln!(
+        rules,
+        "{rule}: {open}{parameters} \"</function>\\n</tool_call>\""
+    );
+    rules.push_str(&definitions);
+}
+
+/// A value and what closes it.
+fn xml_value(schema: &Json, tool: &Tool, rule: &str, definitions: &mut String) -> String {
+    let close = literal("\n</parameter>\n");
+    if let Some(values) = schema["enum"].as_array()
+        && tool.strict
+    {
+        let texts = values.iter().map(|value| match value {
+            Json::String(text) => literal(text),
+            other => literal(&other.to_string()),
+        });
+        return format!("({}) {close}", texts.collect::<Vec<_>>().join(" | "));
+    }
+    if super::xml::accepts_text(schema) {
+        return "value".to_string();
+    }
+    let mut schema = match tool.strict {
+        true => schema.clone(),
+        false => json!({"type": schema["type"]}),
+    };
+    // References lead into the whole schema.
+    for name in ["$defs", "definitions"] {
+        if let Some(shared) = tool.parameters.get(name) {
+            schema[name] = shared.clone();
+        }
+    }
+    let _ = writeln!(
+        definitions,
+        "{rule}_value: %json {}",
+        bounded_space(&schema)
+    );
+    format!("{rule}_value {close}")
+}
+
+fn literal(text: &str) -> String {
+    Json::from(text).to_string()
+}

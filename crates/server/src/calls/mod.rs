@@ -1,0 +1,106 @@
+//! Tool calls in a model's text.
+//!
+//! A parser takes the text in pieces and hands out what is certain; what it hands out, joined,
+//! does not depend on how the text was cut.
+
+mod bare;
+pub mod grammar;
+mod json;
+mod marked;
+mod xml;
+
+pub use bare::BareParser;
+pub use marked::MarkedParser;
+
+use crate::tools::Tool;
+
+/// How a model writes a call, which its chat template shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFormat {
+    /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes, Qwen2.5, Qwen3.
+    Json,
+    /// `<tool_call><function=...><parameter=...>...`: Qwen3.5, Qwen3-Coder.
+    Xml,
+    /// `{"name": ..., "parameters": {...}}` and nothing around it: Llama 3.
+    Bare,
+}
+
+impl CallFormat {
+    /// The format that a template teaches; `None` where it has no place for tools.
+    pub fn of_template(template: &str) -> Option<CallFormat> {
+        if !template.contains("tools") {
+            None
+        } else if template.contains("<function=") {
+            Some(CallFormat::Xml)
+        } else if template.contains("<tool_call>") {
+            Some(CallFormat::Json)
+        } else if template.contains("\"parameters\"") || template.contains("python_tag") {
+            Some(CallFormat::Bare)
+        } else {
+            None
+        }
+    }
+}
+
+/// A piece of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Text of the answer.
+    Text(String),
+    /// Text of the thought before it.
+    Reasoning(String),
+    /// A call begins.
+    Call {
+        /// Name of the tool.
+        name: String,
+    },
+    /// The arguments of the call go on: a piece of JSON text.
+    Arguments(String),
+    /// The call is whole.
+    CallEnd,
+}
+
+/// A parser of one answer.
+#[derive(Debug)]
+pub enum CallParser {
+    /// Calls between marks.
+    Marked(MarkedParser),
+    /// Calls without marks.
+    Bare(BareParser),
+}
+
+impl CallParser {
+    /// For an answer that may call `tools`.
+    pub fn new(format: CallFormat, tools: &[Tool]) -> CallParser {
+        match format {
+            CallFormat::Json | CallFormat::Xml => {
+                CallParser::Marked(MarkedParser::new(format, tools))
+            }
+            CallFormat::Bare => CallParser::Bare(BareParser::new(tools)),
+        }
+    }
+
+    /// Takes text and appends to `out` what is certain.
+    pub fn push(&mut self, text: &str, out: &mut Vec<Piece>) {
+        match self {
+            CallParser::Marked(parser) => parser.push(text, out),
+            CallParser::Bare(parser) => parser.push(text, out),
+        }
+    }
+
+    /// The answer has ended: appends what was held back.
+    pub fn finish(&mut self, out: &mut Vec<Piece>) {
+        match self {
+            CallParser::Marked(parser) => parser.finish(out),
+            CallParser::Bare(parser) => parser.finish(out),
+        }
+    }
+}
+
+/// Whether `text` is the beginning of `mark`, but not all of it.
+fn begins(text: &str, mark: &str) -> bool {
+    text.len() < mark.len() && mark.starts_with(text)
+}
+
+#[cfg(test)]
+mod tests;

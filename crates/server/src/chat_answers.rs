@@ -1,0 +1,92 @@
+//! A chat's question to what the engine is asked.
+
+use crate::answering::Wanted;
+use crate::app::App;
+use crate::error::ApiError;
+use crate::ids::new_seed;
+use crate::output::Output;
+use crate::prompt::{Prompt, render};
+use crate::question::Question;
+use crate::served::Served;
+use crate::tools::{Tool, ToolChoice};
+use axum::http::StatusCode;
+use kozue_engine::sampling::Sampling;
+use kozue_engine::{Error, LanguageModel, Request};
+use std::sync::Arc;
+
+/// The answers that a question wants. Rendering and tokenizing take a while for a long
+/// conversation, so they leave the server's own threads alone.
+pub async fn wanted(app: &Arc<App>, question: Question) -> Result<Vec<Wanted>, ApiError> {
+    blocking(app, move |served| answers(served, &question)).await
+}
+
+/// Number of tokens of a question's prompt.
+pub async fn prompt_tokens(app: &Arc<App>, question: Question) -> Result<usize, ApiError> {
+    blocking(app, move |served| {
+        Ok(render(served, &question)?.tokens.len())
+    })
+    .await
+}
+
+/// Runs what takes a while on a thread for it.
+pub async fn blocking<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl FnOnce(&Served) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let app = Arc::clone(app);
+    let result = tokio::task::spawn_blocking(move || work(&app.served)).await;
+    result.unwrap_or_else(|error| {
+        tracing::error!("preparing a request failed: {error}");
+        Err(ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "preparing the request failed",
+        ))
+    })
+}
+
+fn answers(served: &Served, question: &Question) -> Result<Vec<Wanted>, ApiError> {
+    let Prompt { tokens, text } = render(served, question)?;
+    check_length(served, tokens.len())?;
+    let tools: &[Tool] = match question.tool_choice {
+        ToolChoice::None => &[],
+        _ => &question.tools,
+    };
+    let seed = question.options.seed.unwrap_or_else(new_seed);
+    let wanted = (0..question.options.n).map(|index| Wanted {
+        request: request(served, question, tokens.clone(), seed, index),
+        output: Output::chat(&text, served.call_format, tools),
+        single_call: question.single_call,
+    });
+    Ok(wanted.collect())
+}
+
+fn request(
+    served: &Served,
+    question: &Question,
+    prompt: Vec<u32>,
+    seed: u64,
+    index: usize,
+) -> Request {
+    let options = &question.options;
+    let recommended = Sampling::recommended(&served.loaded.description().generation, seed);
+    Request {
+        prompt,
+        sampling: options.sampling(recommended, seed, index),
+        max_tokens: options.max_tokens,
+        stop: options.stop.clone(),
+        ignore_eos: false,
+    }
+}
+
+/// Errors: a prompt that leaves no room for an answer.
+pub fn check_length(served: &Served, prompt: usize) -> Result<(), ApiError> {
+    if prompt < served.context {
+        return Ok(());
+    }
+    Err(Error::PromptTooLong {
+        prompt,
+        context: served.context,
+        model: served.loaded.model.max_position(),
+    }
+    .into())
+}

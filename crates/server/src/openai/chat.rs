@@ -1,0 +1,175 @@
+//! `/v1/chat/completions`.
+
+use super::chat_request::{ChatRequest, call_json};
+use super::{FINGERPRINT, finish_reason, usage};
+use crate::answering::{Answering, Cost, Finish, Whole};
+use crate::app::App;
+use crate::body;
+use crate::calls::Piece;
+use crate::chat_answers::wanted;
+use crate::error::{ApiError, Dialect};
+use crate::ids::new_id;
+use crate::served::now;
+use crate::sse::{self, Events, Writer};
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use kozue_engine::scheduler::Finished;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Answers a chat.
+pub async fn answer(
+    State(app): State<Arc<App>>,
+    body::Whole(bytes): body::Whole,
+) -> Result<Response, ApiError> {
+    let request: ChatRequest = body::parse(&bytes)?;
+    app.served.check_name(request.model.as_deref())?;
+    let stream = request.stream.unwrap_or(false);
+    let include_usage = request
+        .stream_options
+        .as_ref()
+        .and_then(|options| options.include_usage)
+        .unwrap_or(false);
+    let wanted = wanted(&app, request.question()?).await?;
+    let answering = Answering::start(Arc::clone(&app), wanted).await?;
+    let head = Head {
+        id: new_id("chatcmpl-"),
+        created: now(),
+        model: app.served.id.clone(),
+    };
+    if stream {
+        let writer = Chunks {
+            head,
+            include_usage,
+            cost: Cost::default(),
+            calls: vec![0; answering.count()],
+        };
+        return Ok(sse::response(answering, writer));
+    }
+    let answers = answering.collect().await?;
+    Ok(Json(head.whole(&answers)).into_response())
+}
+
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+}
+
+impl Head {
+    fn object(&self, kind: &str) -> Value {
+        json!({
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+        })
+    }
+
+    fn whole(&self, answers: &[Whole]) -> Value {
+        let mut object = self.object("chat.completion");
+        object["choices"] = answers.iter().enumerate().map(choice).collect();
+        object["usage"] = usage(Cost::of(answers, answers.len()));
+        object
+    }
+}
+
+fn choice((index, answer): (usize, &Whole)) -> Value {
+    let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+    if !answer.reasoning.is_empty() {
+        message["reasoning_content"] = answer.reasoning.as_str().into();
+    }
+    if !answer.calls.is_empty() {
+        if answer.text.is_empty() {
+            message["content"] = Value::Null;
+        }
+        let calls = answer.calls.iter();
+        message["tool_calls"] = calls
+            .map(|call| call_json(&new_id("call_"), &call.name, &call.arguments))
+            .collect();
+    }
+    json!({
+        "index": index,
+        "message": message,
+        "logprobs": null,
+        "finish_reason": finish_reason(answer.finish()),
+    })
+}
+
+/// Writes a stream of `chat.completion.chunk`s.
+struct Chunks {
+    head: Head,
+    include_usage: bool,
+    cost: Cost,
+    /// Calls begun, by answer.
+    calls: Vec<usize>,
+}
+
+impl Chunks {
+    fn chunk(&self, choices: Value, events: &mut Events) {
+        let mut object = self.head.object("chat.completion.chunk");
+        object["choices"] = choices;
+        if self.include_usage {
+            object["usage"] = Value::Null;
+        }
+        events.data(object.to_string());
+    }
+
+    fn delta(&self, index: usize, delta: Value, finish: Option<Finish>, events: &mut Events) {
+        let choice = json!({
+            "index": index,
+            "delta": delta,
+            "logprobs": null,
+            "finish_reason": finish.map(finish_reason),
+        });
+        self.chunk(json!([choice]), events);
+    }
+}
+
+impl Writer for Chunks {
+    fn begin(&mut self, events: &mut Events) {
+        for index in 0..self.calls.len() {
+            let delta = json!({"role": "assistant", "content": ""});
+            self.delta(index, delta, None, events);
+        }
+    }
+
+    fn piece(&mut self, index: usize, piece: Piece, events: &mut Events) {
+        let delta = match piece {
+            Piece::Text(text) => json!({"content": text}),
+            Piece::Reasoning(text) => json!({"reasoning_content": text}),
+            Piece::Call { name } => {
+                self.calls[index] += 1;
+                let mut call = call_json(&new_id("call_"), &name, "");
+                call["index"] = (self.calls[index] - 1).into();
+                json!({"tool_calls": [call]})
+            }
+            Piece::Arguments(text) => json!({"tool_calls": [
+                {"index": self.calls[index].saturating_sub(1), "function": {"arguments": text}},
+            ]}),
+            Piece::CallEnd => return,
+        };
+        self.delta(index, delta, None, events);
+    }
+
+    fn ended(&mut self, index: usize, finish: Finish, finished: &Finished, events: &mut Events) {
+        self.cost.add(finished, index == 0);
+        self.delta(index, json!({}), Some(finish), events);
+    }
+
+    fn end(&mut self, events: &mut Events) {
+        if self.include_usage {
+            let mut object = self.head.object("chat.completion.chunk");
+            object["choices"] = json!([]);
+            object["usage"] = usage(self.cost);
+            events.data(object.to_string());
+        }
+        events.data("[DONE]");
+    }
+
+    fn failed(&mut self, error: &ApiError, events: &mut Events) {
+        events.data(error.body(Dialect::OpenAi).to_string());
+    }
+}

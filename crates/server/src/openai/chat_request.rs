@@ -1,0 +1,539 @@
+//! Bodies of `/v1/chat/completions`.
+
+use crate::body::{Content, OneOrMany, Seed};
+use crate::error::ApiError;
+use crate::question::{Format, Options, Question};
+use crate::tools::{Tool, ToolChoice};
+use kozue_engine::chat::Message;
+use serde::Deserialize;
+use serde_json::{Map, Value as Json, json};
+use std::collections::BTreeMap;
+
+/// A body. Fields that OpenAI knows and this server cannot honour are named here to be refused;
+/// unknown ones are ignored.
+#[derive(Debug, Deserialize)]
+pub struct ChatRequest {
+    pub model: Option<String>,
+    messages: Vec<ChatMessage>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    seed: Option<Seed>,
+    stop: Option<OneOrMany>,
+    n: Option<usize>,
+    response_format: Option<ResponseFormat>,
+    tools: Option<Vec<ToolDescription>>,
+    tool_choice: Option<Json>,
+    parallel_tool_calls: Option<bool>,
+    chat_template_kwargs: Option<Map<String, Json>>,
+    enable_thinking: Option<bool>,
+    reasoning_effort: Option<String>,
+    functions: Option<Json>,
+    function_call: Option<Json>,
+    audio: Option<Json>,
+    modalities: Option<Vec<String>>,
+}
+
+/// What a stream tells besides the answer.
+#[derive(Debug, Default, Deserialize)]
+pub struct StreamOptions {
+    pub include_usage: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ChatMessage {
+    role: String,
+    content: Option<Content>,
+    reasoning_content: Option<String>,
+    tool_calls: Option<Vec<ToolCall>>,
+    tool_call_id: Option<String>,
+    name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolCall {
+    id: Option<String>,
+    function: CalledFunction,
+}
+
+#[derive(Debug, Deserialize)]
+struct CalledFunction {
+    name: String,
+    arguments: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ToolDescription {
+    #[serde(rename = "type")]
+    kind: String,
+    function: Option<FunctionDescription>,
+}
+
+#[derive(Debug, Deserialize)]
+struct FunctionDescription {
+    name: String,
+    description: Option<String>,
+    parameters: Option<Json>,
+    strict: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ResponseFormat {
+    #[serde(rename = "type")]
+    kind: String,
+    json_schema: Option<NamedSchema>,
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedSchema {
+    schema: Option<Json>,
+}
+
+impl ChatRequest {
+    /// In the server's own terms.
+    pub fn question(self) -> Result<Question, ApiError> {
+        self.refuse_unsupported()?;
+        let mut messages = Vec::with_capacity(self.messages.len());
+        for (index, message) in self.messages.into_iter().enumerate() {
+            messages.push(message.read(&format!("messages[{index}]"))?);
+        }
+        let mut tools = Vec::new();
+        for (index, tool) in self.tools.unwrap_or_default().into_iter().enumerate() {
+            tools.push(tool.read(&format!("tools[{index}]"))?);
+        }
+        let tool_choice = tool_choice(self.tool_choice, &tools)?;
+        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
+        let variables = self.chat_template_kwargs.unwrap_or_default();
+        let (thinking, variables) = thinking(
+            variables,
+            self.enable_thinking,
+            self.reasoning_effort.as_deref(),
+        )?;
+        let options = Options {
+            max_tokens,
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: top_k(self.top_k)?,
+            min_p: self.min_p,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            repetition_penalty: self.repetition_penalty,
+            logit_bias: logit_bias(self.logit_bias)?,
+            seed: self.seed.map(u64::from),
+            stop: self.stop.map(Vec::from).unwrap_or_default(),
+            n: self.n.unwrap_or(1),
+        };
+        options.check()?;
+        Ok(Question {
+            messages,
+            tools,
+            tool_choice,
+            single_call: self.parallel_tool_calls == Some(false),
+            format: match self.response_format {
+                None => Format::Text,
+                Some(ResponseFormat { kind, json_schema }) => {
+                    let schema = json_schema.and_then(|named| named.schema);
+                    let path = match kind.as_str() {
+                        "json_schema" => "response_format.json_schema",
+                        _ => "response_format",
+                    };
+                    format_of(&kind, schema, path)?
+                }
+            },
+            thinking,
+            variables,
+            prefill: None,
+            options,
+        })
+    }
+
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        let has = |value: &Option<Json>| value.as_ref().is_some_and(|value| !value.is_null());
+        let only_text = self
+            .modalities
+            .iter()
+            .flatten()
+            .all(|modality| modality == "text");
+        for (field, given, advice) in [
+            ("functions", has(&self.functions), "use tools"),
+            ("function_call", has(&self.function_call), "use tool_choice"),
+            ("audio", has(&self.audio), "this model writes text"),
+            ("modalities", !only_text, "this model writes text"),
+        ] {
+            if given {
+                return Err(ApiError::field(
+                    field,
+                    format!("{field} is not supported: {advice}"),
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ChatMessage {
+    fn read(self, path: &str) -> Result<Message, ApiError> {
+        let role = match self.role.as_str() {
+            "developer" => "system",
+            "system" | "user" | "assistant" | "tool" => &self.role,
+            role => {
+                let path = format!("{path}.role");
+                let message = format!(
+                    "{path}: {role:?} is no role: use system, developer, user, assistant or tool"
+                );
+                return Err(ApiError::field(path, message));
+            }
+        };
+        let calls = self.tool_calls.filter(|calls| !calls.is_empty());
+        let content = match self.content {
+            Some(content) => content.text(&format!("{path}.content"))?,
+            None if role == "assistant" => String::new(),
+            None => {
+                let path = format!("{path}.content");
+                return Err(ApiError::field(path.clone(), format!("{path} is missing")));
+            }
+        };
+        Ok(Message {
+            role: role.to_string(),
+            content,
+            reasoning_content: self.reasoning_content.filter(|text| !text.is_empty()),
+            tool_calls: calls.map(|calls| calls.into_iter().map(ToolCall::into_json).collect()),
+            tool_call_id: self.tool_call_id,
+            name: self.name,
+        })
+    }
+}
+
+impl ToolCall {
+    fn into_json(self) -> Json {
+        call_json(
+            self.id.as_deref().unwrap_or_default(),
+            &self.function.name,
+            self.function.arguments.as_deref().unwrap_or_default(),
+        )
+    }
+}
+
+/// A call in OpenAI's form.
+pub fn call_json(id: &str, name: &str, arguments: &str) -> Json {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+impl ToolDescription {
+    fn read(self, path: &str) -> Result<Tool, ApiError> {
+        let Some(function) = self.function.filter(|_| self.kind == "function") else {
+            let message = format!(
+                "{path}: only tools of type \"function\" with a function are supported, not {:?}",
+                self.kind
+            );
+            return Err(ApiError::field(path, message));
+        };
+        tool(
+            path,
+            function.name,
+            function.description,
+            function.parameters,
+            function.strict,
+        )
+    }
+}
+
+/// A tool, checked.
+pub fn tool(
+    path: &str,
+    name: String,
+    description: Option<String>,
+    parameters: Option<Json>,
+    strict: Option<bool>,
+) -> Result<Tool, ApiError> {
+    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
+    if name.is_empty() || name.len() > 128 || !name.chars().all(fine) {
+        let path = format!("{path}.name");
+        let message = format!(
+            "{path}: a tool's name is 1 to 128 letters, digits, underscores, dashes, dots or colons"
+        );
+        return Err(ApiError::field(path, message));
+    }
+    let parameters = parameters
+        .filter(|parameters| !parameters.is_null())
+        .unwrap_or_else(|| json!({"type": "object", "properties": {}}));
+    if !parameters.is_object() {
+        let path = format!("{path}.parameters");
+        let message = format!("{path} must be a JSON schema: an object");
+        return Err(ApiError::field(path, message));
+    }
+    Ok(Tool {
+        name,
+        description,
+        parameters,
+        strict: strict.unwrap_or(false),
+    })
+}
+
+/// Reads `tool_choice`, as chat and responses spell it.
+pub fn tool_choice(choice: Option<Json>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+    let bad = |message: String| Err(ApiError::field("tool_choice", message));
+    let choice = match choice {
+        None | Some(Json::Null) => return Ok(ToolChoice::Auto),
+        Some(choice) => choice,
+    };
+    let parsed = match &choice {
+        Json::String(word) if word == "auto" => ToolChoice::Auto,
+        Json::String(word) if word == "none" => ToolChoice::None,
+        Json::String(word) if word == "required" => ToolChoice::Required,
+        choice => {
+            let name = choice
+                .pointer("/function/name")
+                .or_else(|| choice.get("name"))
+                .and_then(Json::as_str);
+            match name {
+                Some(name) => ToolChoice::Function(name.to_string()),
+                None => {
+                    return bad(
+                        "tool_choice must be \"auto\", \"none\", \"required\" or name a function"
+                            .to_string(),
+                    );
+                }
+            }
+        }
+    };
+    match &parsed {
+        ToolChoice::Function(name) if !tools.iter().any(|tool| tool.name == *name) => bad(format!(
+            "tool_choice names {name:?}, which is not among the tools"
+        )),
+        ToolChoice::Required if tools.is_empty() => {
+            bad("tool_choice is \"required\", but there are no tools".to_string())
+        }
+        _ => Ok(parsed),
+    }
+}
+
+/// What a format's type and schema mean; `path` names the field in an error.
+pub fn format_of(kind: &str, schema: Option<Json>, path: &str) -> Result<Format, ApiError> {
+    match kind {
+        "text" => Ok(Format::Text),
+        "json_object" => Ok(Format::JsonObject),
+        "json_schema" => schema.map(Format::JsonSchema).ok_or_else(|| {
+            let path = format!("{path}.schema");
+            ApiError::field(path.clone(), format!("{path} is missing"))
+        }),
+        kind => {
+            let path = format!("{path}.type");
+            let message = format!("{path} must be text, json_object or json_schema, not {kind:?}");
+            Err(ApiError::field(path, message))
+        }
+    }
+}
+
+/// Whether to think, from the three ways of saying so, and what else the template is told.
+pub fn thinking(
+    mut variables: Map<String, Json>,
+    enable: Option<bool>,
+    effort: Option<&str>,
+) -> Result<(Option<bool>, Map<String, Json>), ApiError> {
+    let by_effort = match effort {
+        None => None,
+        Some("none" | "minimal") => Some(false),
+        Some("low" | "medium" | "high" | "xhigh" | "max") => Some(true),
+        Some(other) => {
+            return Err(ApiError::field(
+                "reasoning_effort",
+                format!(
+                    "reasoning_effort must be none, minimal, low, medium or high, not {other:?}"
+                ),
+            ));
+        }
+    };
+    if let Some(effort) = effort {
+        variables
+            .entry("reasoning_effort")
+            .or_insert_with(|| effort.into());
+    }
+    let by_template = match variables.remove("enable_thinking") {
+        None | Some(Json::Null) => None,
+        Some(Json::Bool(value)) => Some(value),
+        Some(_) => {
+            return Err(ApiError::field(
+                "chat_template_kwargs.enable_thinking",
+                "chat_template_kwargs.enable_thinking must be true or false",
+            ));
+        }
+    };
+    Ok((by_template.or(enable).or(by_effort), variables))
+}
+
+/// -1 and 0 mean all tokens.
+pub fn top_k(top_k: Option<i64>) -> Result<Option<usize>, ApiError> {
+    match top_k {
+        None => Ok(None),
+        Some(-1) => Ok(Some(0)),
+        Some(k) => usize::try_from(k)
+            .map(Some)
+            .map_err(|_| ApiError::field("top_k", format!("top_k must be 0 or more, not {k}"))),
+    }
+}
+
+/// Token ids are keys of an object, so they are text.
+pub fn logit_bias(bias: Option<BTreeMap<String, f32>>) -> Result<Vec<(u32, f32)>, ApiError> {
+    bias.unwrap_or_default()
+        .into_iter()
+        .map(|(token, bias)| match token.parse() {
+            Ok(id) => Ok((id, bias)),
+            Err(_) => {
+                let message = format!("logit_bias: {token:?} is no token id");
+                Err(ApiError::field("logit_bias", message))
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(body: Json) -> Result<Question, ApiError> {
+        let text = body.to_string();
+        crate::body::parse::<ChatRequest>(text.as_bytes())?.question()
+    }
+
+    fn with(field: &str, value: Json) -> Result<Question, ApiError> {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        body[field] = value;
+        read(body)
+    }
+
+    #[test]
+    fn messages_of_all_roles() {
+        let question = read(json!({"messages": [
+            {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "c", "name": "n"},
+            {"role": "assistant", "content": null, "reasoning_content": "r", "tool_calls": [
+                {"id": "i", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "i", "content": ""},
+            {"role": "assistant"},
+        ]}))
+        .unwrap();
+        let m = &question.messages;
+        assert_eq!(m[0], Message::new("system", "a\nb"));
+        assert_eq!(m[1].name.as_deref(), Some("n"));
+        assert_eq!(m[2].reasoning_content.as_deref(), Some("r"));
+        assert_eq!(m[2].tool_calls, Some(json!([call_json("i", "f", "{}")])));
+        assert_eq!(
+            (m[3].role.as_str(), m[3].tool_call_id.as_deref()),
+            ("tool", Some("i"))
+        );
+        assert_eq!(m[4], Message::new("assistant", ""));
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        let tool = json!({"type": "function", "function": {"name": "f"}});
+        for (field, value, param) in [
+            (
+                "messages",
+                json!([{"role": "robot", "content": ""}]),
+                "messages[0].role",
+            ),
+            ("messages", json!([{"role": "user"}]), "messages[0].content"),
+            (
+                "messages",
+                json!([{"role": "user", "content": [{"type": "image_url"}]}]),
+                "messages[0].content[0]",
+            ),
+            ("messages", json!("hi"), "messages"),
+            ("temperature", json!(2.1), "temperature"),
+            ("temperature", json!(-0.1), "temperature"),
+            ("temperature", json!("hot"), "temperature"),
+            ("top_p", json!(1.5), "top_p"),
+            ("min_p", json!(-1), "min_p"),
+            ("top_k", json!(-2), "top_k"),
+            ("presence_penalty", json!(3), "presence_penalty"),
+            ("frequency_penalty", json!(-3), "frequency_penalty"),
+            ("repetition_penalty", json!(0), "repetition_penalty"),
+            ("max_tokens", json!(0), "max_tokens"),
+            ("max_completion_tokens", json!(-1), "max_completion_tokens"),
+            ("n", json!(0), "n"),
+            ("n", json!(17), "n"),
+            ("stop", json!({}), "stop"),
+            ("logit_bias", json!({"x": 1}), "logit_bias"),
+            ("logit_bias", json!({"1": 101}), "logit_bias"),
+            (
+                "response_format",
+                json!({"type": "xml"}),
+                "response_format.type",
+            ),
+            (
+                "response_format",
+                json!({"type": "json_schema"}),
+                "response_format.json_schema.schema",
+            ),
+            ("tools", json!([{"type": "web_search"}]), "tools[0]"),
+            (
+                "tools",
+                json!([{"type": "function", "function": {"name": "a b"}}]),
+                "tools[0].name",
+            ),
+            ("tool_choice", json!("required"), "tool_choice"),
+            (
+                "tool_choice",
+                json!({"type": "function", "function": {"name": "f"}}),
+                "tool_choice",
+            ),
+            ("tool_choice", json!("maybe"), "tool_choice"),
+            ("reasoning_effort", json!("huge"), "reasoning_effort"),
+            ("functions", json!([]), "functions"),
+            ("modalities", json!(["audio"]), "modalities"),
+        ] {
+            let error = with(field, value.clone()).unwrap_err();
+            assert_eq!(
+                error.param.as_deref(),
+                Some(param),
+                "{field}: {value}: {}",
+                error.message
+            );
+            assert!(!error.message.contains('\n'));
+        }
+        assert!(with("tools", json!([tool])).is_ok());
+        assert!(with("something_else", json!(1)).is_ok());
+        assert!(with("audio", json!(null)).is_ok());
+    }
+
+    #[test]
+    fn thinking_has_three_spellings() {
+        for (field, value, thinking) in [
+            ("enable_thinking", json!(true), Some(true)),
+            ("reasoning_effort", json!("none"), Some(false)),
+            ("reasoning_effort", json!("high"), Some(true)),
+            (
+                "chat_template_kwargs",
+                json!({"enable_thinking": false, "x": 1}),
+                Some(false),
+            ),
+            ("chat_template_kwargs", json!({}), None),
+        ] {
+            let question = with(field, value.clone()).unwrap();
+            assert_eq!(question.thinking, thinking, "{value}");
+            assert!(!question.variables.contains_key("enable_thinking"));
+        }
+        let question = with("chat_template_kwargs", json!({"x": 1})).unwrap();
+        assert_eq!(question.variables["x"], 1);
+    }
+
+    #[test]
+    fn a_bias_of_minus_100_bans() {
+        let question = with("logit_bias", json!({"7": -100, "8": 5})).unwrap();
+        let recommended = kozue_engine::sampling::Sampling::greedy();
+        let sampling = question.options.sampling(recommended, 3, 2);
+        assert_eq!(sampling.logit_bias, [(7, f32::NEG_INFINITY), (8, 5.0)]);
+        assert_eq!(sampling.seed, 5);
+    }
+}
