@@ -145,7 +145,9 @@ impl<'de> Visitor<'de> for MergeVisitor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
     use serde_json::{Value, json};
+    use std::sync::LazyLock;
 
     fn references() -> Vec<String> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/reference/tiny");
@@ -228,5 +230,31 @@ mod tests {
         }
         assert!(read("{}").is_err());
         assert!(read("").is_err());
+    }
+
+    proptest! {
+        /// A damaged file is an error or a tokenizer that can be used.
+        #[test]
+        fn damaged_files_do_no_harm(
+            at in 0.0..1.0f64,
+            length in 0usize..40,
+            put in prop_oneof![
+                Just("null"), Just("\"\""), Just("-1"), Just("[]"), Just("{}"), Just("\"a b\""),
+                Just("4294967295"), Just("\"##\""), Just("true"), Just(","), Just("\\u0000"), Just(""),
+            ],
+            text in ".{0,20}",
+        ) {
+            static TEXT: LazyLock<String> = LazyLock::new(|| references().remove(0));
+            let bytes = TEXT.as_bytes();
+            let start = (at * bytes.len() as f64) as usize;
+            let end = (start + length).min(bytes.len());
+            let damaged = [&bytes[..start], put.as_bytes(), &bytes[end..]].concat();
+            if let Ok(damaged) = String::from_utf8(damaged)
+                && let Ok(tokenizer) = read(&damaged)
+                && let Ok(encoding) = tokenizer.encode_fast(text.as_str(), false)
+            {
+                let _ = tokenizer.decode(encoding.get_ids(), false);
+            }
+        }
     }
 }
