@@ -33,6 +33,10 @@ pub enum Command {
     /// Answer over HTTP, as OpenAI's and Anthropic's APIs do
     #[command(visible_alias = "server")]
     Serve(Box<crate::serve::ServeArgs>),
+    /// Measure what drafts cost on this machine, for later runs
+    Tune(TuneArgs),
+    /// Draw the draft trees of an answer
+    Trace(TraceArgs),
 }
 
 #[derive(Args)]
@@ -213,12 +217,71 @@ pub struct BenchArgs {
     /// Rows in one pass
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 12, 16, 24, 32], value_parser = at_least_one, allow_negative_numbers = true)]
     pub rows: Vec<usize>,
+    /// Measure whole answers by what drafts them instead
+    #[arg(long)]
+    pub drafts: bool,
+    /// Prompts of --drafts, one {"category": ..., "prompt": ...} a line [default: some built in]
+    #[arg(long, value_name = "FILE", requires = "drafts")]
+    pub prompts: Option<PathBuf>,
+    /// Most tokens of an answer of --drafts
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = at_least_one, allow_negative_numbers = true)]
+    pub max_tokens: usize,
+    /// Temperature of --drafts
+    #[arg(
+        short,
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub temperature: f32,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     /// Measurements of each, of which the median is given
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_least_one, allow_negative_numbers = true)]
     pub repeat: usize,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+#[derive(Args)]
+pub struct TuneArgs {
+    /// Model directory or GGUF file
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+#[derive(Args)]
+pub struct TraceArgs {
+    /// The prompt
+    pub prompt: String,
+    /// Model directory or GGUF file
+    #[arg(long, value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// File to write, in HTML
+    #[arg(short, long, value_name = "FILE", default_value = "trace.html")]
+    pub output: PathBuf,
+    /// Most tokens in the answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, value_parser = at_least_one, allow_negative_numbers = true)]
+    pub max_tokens: usize,
+    /// 0 always takes the best token
+    #[arg(
+        short,
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub temperature: f32,
+    /// Seed of the noise
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub draft: DraftArgs,
     #[command(flatten)]
     pub machine: MachineArgs,
 }

@@ -17,6 +17,8 @@ mod prompt;
 mod quantize;
 mod run;
 mod serve;
+mod trace;
+mod tune;
 mod typing;
 
 use cli::Command;
@@ -43,6 +45,8 @@ fn start() -> Result<(), Failure> {
         Command::Quantize(args) => quantize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Tune(args) => tune::run(&args),
+        Command::Trace(args) => trace::run(&args),
     }
 }
 

@@ -169,6 +169,7 @@ impl Setup<'_> {
             max_tokens: self.args.max_tokens,
             stop: self.args.stop.clone(),
             ignore_eos: self.args.ignore_eos,
+            trace: false,
         }
     }
 }

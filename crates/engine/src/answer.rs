@@ -1,5 +1,6 @@
 //! What comes back for a prompt.
 
+use crate::speculation::Round;
 use crate::stats::Stats;
 use serde::Serialize;
 
@@ -40,4 +41,7 @@ pub struct Answer {
     pub usage: Usage,
     /// What it cost.
     pub stats: Stats,
+    /// The drafts, where the request asked for them.
+    #[serde(skip)]
+    pub trace: Vec<Round>,
 }

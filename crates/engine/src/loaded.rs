@@ -202,6 +202,21 @@ impl Loaded {
 
     /// A session of `context` tokens, at most what the model was made for.
     pub fn session(&self, context: Option<usize>) -> Session<'_, CpuModel> {
+        self.plain_session(context)
+            .speculating(|| self.speculator())
+    }
+
+    /// As [`Loaded::session`], with another drafter.
+    pub fn session_drafted<'a>(
+        &'a self,
+        context: Option<usize>,
+        speculation: &'a Speculation,
+    ) -> Session<'a, CpuModel> {
+        self.plain_session(context)
+            .speculating(|| speculation.start(&self.model))
+    }
+
+    fn plain_session(&self, context: Option<usize>) -> Session<'_, CpuModel> {
         let longest = self.model.max_position();
         let context = context.unwrap_or(longest).min(longest);
         Session::new(
@@ -211,7 +226,6 @@ impl Loaded {
             context,
             SNAPSHOT_BYTES,
         )
-        .speculating(|| self.speculator())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::memory::resident_bytes;
 use crate::prefix_cache::Snapshot;
 use crate::sampler::{History, Sampler};
 use crate::session::{Event, Request};
-use crate::speculation::{Draft, Growth, Read, Speculator};
+use crate::speculation::{Draft, Growth, Read, Round, Speculator};
 use crate::stats::Counts;
 use crate::stop::StopStrings;
 use crate::streaming::StreamDecoder;
@@ -54,6 +54,7 @@ pub struct Sequence<'a, S> {
     finish: Option<FinishReason>,
     ended_by_token: bool,
     counts: Counts,
+    trace: Vec<Round>,
     energy: Option<EnergyMeter>,
     start: Instant,
 }
@@ -123,6 +124,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
             finish: None,
             ended_by_token: false,
             counts,
+            trace: Vec::new(),
             energy: EnergyMeter::start(),
             start: Instant::now(),
         })
@@ -408,6 +410,10 @@ impl<'a, S: Clone> Sequence<'a, S> {
         counts.commit_s += (committed - drawn).as_secs_f64();
         counts.draft_s += committed.elapsed().as_secs_f64();
         counts.round(&draft, &path);
+        if self.request.trace {
+            let next = self.answer[before + path.len() - 1];
+            self.trace.push(Round::new(&draft, &path, next));
+        }
         Ok(())
     }
 
@@ -456,6 +462,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
             finish_reason: self.finish.unwrap_or(FinishReason::Cancelled),
             ended_by_token: self.ended_by_token,
             stats: self.counts.stats(),
+            trace: self.trace,
         };
         let ended = Ended {
             tokens,

@@ -24,6 +24,8 @@ pub struct Request {
     pub stop: Vec<String>,
     /// Whether the model's end tokens are ignored.
     pub ignore_eos: bool,
+    /// Whether the answer tells of its drafts.
+    pub trace: bool,
 }
 
 /// What happens while an answer is made.

@@ -348,6 +348,7 @@ fn second_turn(answer: &str, source: &str, stop: &[&str]) -> (usize, usize, Vec<
             max_tokens: Some(200),
             stop: stop.iter().map(|s| s.to_string()).collect(),
             ignore_eos: false,
+            trace: false,
         };
         let answer: Answer = session
             .generate(&request, &AtomicBool::new(false), &mut |_| ())

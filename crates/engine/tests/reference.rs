@@ -94,6 +94,7 @@ fn a_session_writes_the_greedy_tokens() {
                 max_tokens: Some(greedy.len()),
                 stop: Vec::new(),
                 ignore_eos: true,
+                trace: false,
             };
             let mut session = loaded.session(None);
             let answer = session

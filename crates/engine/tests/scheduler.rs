@@ -35,6 +35,7 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
         max_tokens: Some(max_tokens),
         stop: Vec::new(),
         ignore_eos: true,
+        trace: false,
     }
 }
 

@@ -18,6 +18,7 @@ fn request(prompt: &[u32]) -> Request {
         max_tokens: Some(50),
         stop: Vec::new(),
         ignore_eos: false,
+        trace: false,
     }
 }
 
@@ -74,6 +75,7 @@ fn the_end_token_can_be_ignored() {
     let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let request = Request {
         ignore_eos: true,
+        trace: false,
         max_tokens: Some(7),
         ..request(&prompt)
     };

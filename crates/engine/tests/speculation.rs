@@ -136,6 +136,7 @@ fn request(prompt: &[u32], sampling: &Sampling) -> Request {
         max_tokens: Some(40),
         stop: Vec::new(),
         ignore_eos: true,
+        trace: false,
     }
 }
 

@@ -75,6 +75,7 @@ fn request(
         max_tokens: options.max_tokens,
         stop: options.stop.clone(),
         ignore_eos: false,
+        trace: false,
     }
 }
 

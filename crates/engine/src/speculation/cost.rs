@@ -17,8 +17,8 @@ const ROWS: [usize; 8] = [1, 8, 16, 4, 32, 2, 5, 24];
 const LARGEST: usize = 32;
 /// Tokens before them.
 const DEPTH: usize = 16;
-/// Every size is measured so often, and its quickest pass counts.
-const ROUNDS: usize = 3;
+/// How often a size is measured, at a start that should be quick; its quickest pass counts.
+pub(crate) const QUICK: usize = 3;
 /// Time after which only what is indispensable is measured.
 const BUDGET: Duration = Duration::from_millis(600);
 
@@ -65,11 +65,12 @@ impl RowCosts {
         }
     }
 
-    /// Measures a model on this machine, in under a second unless single passes take that long.
+    /// Measures a model on this machine, every size `rounds` times; [`QUICK`] takes less than a
+    /// second unless single passes take that long.
     ///
     /// # Errors
     /// If a pass fails.
-    pub fn measure<M: LanguageModel>(model: &M) -> Result<Self, Error> {
+    pub fn measure<M: LanguageModel>(model: &M, rounds: usize) -> Result<Self, Error> {
         let start = Instant::now();
         let vocab_size = model.vocab_size().max(1);
         let longest = model.max_position().saturating_sub(DEPTH).max(1);
@@ -85,10 +86,10 @@ impl RowCosts {
             Ok(start.elapsed().as_secs_f64() * 1e3)
         };
         let mut points: Vec<(usize, f64)> = Vec::new();
-        for round in 0..ROUNDS {
+        for round in 0..rounds {
             for (place, &rows) in ROWS.iter().filter(|&&rows| rows <= longest).enumerate() {
-                // Slow models get the sizes that matter most, once.
-                if start.elapsed() > BUDGET && (round > 0 || place > 3) {
+                // Slow models get the sizes that matter most, once, unless there is time.
+                if rounds == QUICK && start.elapsed() > BUDGET && (round > 0 || place > 3) {
                     break;
                 }
                 let ms = time(rows)?;

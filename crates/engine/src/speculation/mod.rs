@@ -12,6 +12,7 @@ mod pace;
 mod smaller;
 mod stats;
 pub mod table;
+mod trace;
 mod weaver;
 
 pub use cost::RowCosts;
@@ -23,3 +24,4 @@ pub use open::{Speculation, SpeculationOptions, Speculator};
 pub use pace::Pace;
 pub(crate) use stats::SpeculationCounts;
 pub use stats::SpeculationStats;
+pub use trace::Round;

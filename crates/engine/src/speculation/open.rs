@@ -1,6 +1,6 @@
 //! Finding and loading what drafts.
 
-use super::cost::RowCosts;
+use super::cost::{QUICK, RowCosts};
 use super::dflash::Marginals;
 use super::drafter::Drafter;
 use super::kind::DraftKind;
@@ -96,6 +96,19 @@ impl Speculation {
         })
     }
 
+    /// The best drafter that is there, in the folder given or in the model's own.
+    pub fn available(path: Option<&Path>, model_path: &Path) -> DraftKind {
+        let folder = path.unwrap_or(model_path);
+        let has = |name| drafter_folder(folder, name).join("config.json").exists();
+        match (has(DFLASH), has(WEAVER), path) {
+            (true, true, _) => DraftKind::Weaver,
+            (true, false, _) => DraftKind::Dflash,
+            (false, _, Some(path)) if is_dflash(path) => DraftKind::Dflash,
+            (false, _, Some(_)) => DraftKind::Model,
+            (false, _, None) => DraftKind::Lookup,
+        }
+    }
+
     /// What drafts.
     pub fn kind(&self) -> DraftKind {
         match self.networks {
@@ -135,7 +148,7 @@ fn costs(tables: Option<&Path>, target: &Loaded) -> Result<RowCosts, Error> {
     if let Some(costs) = tables.and_then(|folder| table::load(folder, target)) {
         return Ok(costs);
     }
-    let costs = RowCosts::measure(&target.model)?;
+    let costs = RowCosts::measure(&target.model, QUICK)?;
     if let Some(Err(error)) = tables.map(|folder| table::store(folder, target, &costs)) {
         tracing::info!("{error}");
     }
@@ -152,14 +165,9 @@ fn networks(
     let weaver = drafter_folder(folder, WEAVER);
     let has_dflash = dflash.join("config.json").exists();
     let has_weaver = weaver.join("config.json").exists();
-    let kind = match (options.kind, &options.path) {
-        (Some(kind), _) => kind,
-        (None, _) if has_dflash && has_weaver => DraftKind::Weaver,
-        (None, _) if has_dflash => DraftKind::Dflash,
-        (None, Some(path)) if is_dflash(path) => DraftKind::Dflash,
-        (None, Some(_)) => DraftKind::Model,
-        (None, None) => DraftKind::Lookup,
-    };
+    let kind = options
+        .kind
+        .unwrap_or_else(|| Speculation::available(options.path.as_deref(), model_path));
     let missing = |what: &str, folder: &Path| {
         Error::Draft(format!(
             "there is no {what} in {}: give its folder with --draft-model",

@@ -182,6 +182,7 @@ fn prepare(
                     max_tokens: options.max_tokens,
                     stop: options.stop.clone(),
                     ignore_eos: request.ignore_eos.unwrap_or(false),
+                    trace: false,
                 },
                 output: Output::raw(),
                 single_call: false,

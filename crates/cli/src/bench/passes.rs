@@ -1,11 +1,11 @@
-//! `kozue bench`: a model's speed beside what the machine can do.
+//! A model's passes beside what the machine can do.
 //!
 //! Everything is measured in turns, round after round, and the medians are given, so that a
 //! machine which is slower for some seconds is slower for all figures. The read bandwidth and
 //! the integer peak are measured in the same rounds.
 
+use crate::bench::median;
 use crate::cli::BenchArgs;
-use crate::default_model::model_path;
 use crate::failure::Failure;
 use crate::panel::progress;
 use kozue_engine::loaded::CpuModel;
@@ -23,9 +23,7 @@ const MACHINE_ROUNDS: usize = 3;
 const DECODED: usize = 8;
 
 /// Runs the command.
-pub fn run(args: &BenchArgs) -> Result<(), Failure> {
-    let path = model_path(args.model.as_deref())?;
-    let loaded = Loaded::open(&path, args.machine.cpu(), args.machine.kv.into())?;
+pub fn run(args: &BenchArgs, loaded: &Loaded) -> Result<(), Failure> {
     let longest = loaded.model.max_position();
     let most_rows = args.rows.iter().copied().max().unwrap_or(1).max(DECODED);
     let deepest = args.depth.iter().copied().max().unwrap_or(1);
@@ -44,9 +42,9 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     loaded.check_context(0, needed)?;
     let figures = measure(args, &loaded.model)?;
     let text = if args.json {
-        format!("{}\n", figures.json(&loaded))
+        format!("{}\n", figures.json(loaded))
     } else {
-        figures.text(&loaded)
+        figures.text(loaded)
     };
     io::stdout()
         .lock()
@@ -150,16 +148,6 @@ fn tokens(model: &CpuModel, count: usize) -> Vec<u32> {
         .collect()
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => f64::NAN,
-        n if n % 2 == 1 => values[middle],
-        _ => (values[middle - 1] + values[middle]) / 2.0,
-    }
-}
-
 impl Figures {
     /// Share of the read bandwidth that decoding at a speed uses.
     fn share(&self, loaded: &Loaded, seconds: f64) -> f64 {
@@ -233,17 +221,5 @@ impl Figures {
                 "ratio": self.one_row().map(|one| seconds / one),
             })).collect::<Vec<_>>(),
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn medians() {
-        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median(Vec::new()).is_nan());
     }
 }

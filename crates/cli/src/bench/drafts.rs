@@ -1,0 +1,279 @@
+//! `kozue bench --drafts`: whole answers, drafted in every way that the model has.
+//!
+//! Each prompt is answered in every way in turn before the next one, so that a slow moment of
+//! the machine hits all ways; a way's speed is a ratio to plain decoding of the same prompt. All
+//! answers to a prompt must have the same tokens.
+
+use crate::bench::median;
+use crate::cli::BenchArgs;
+use crate::failure::Failure;
+use crate::panel::progress;
+use kozue_engine::chat::ChatOptions;
+use kozue_engine::conversation::Conversation;
+use kozue_engine::sampling::Sampling;
+use kozue_engine::speculation::{DraftKind, Speculation, SpeculationOptions, table};
+use kozue_engine::{Answer, Loaded, Request};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// Prompts that come with the program.
+const PROMPTS: &str = include_str!("prompts.jsonl");
+
+/// A prompt and the group that its figures belong to.
+#[derive(Clone, Deserialize)]
+struct Prompt {
+    category: String,
+    prompt: String,
+}
+
+/// One way to draft.
+struct Way {
+    name: String,
+    speculation: Speculation,
+}
+
+/// What one way did with one prompt.
+struct Outcome {
+    /// Time of plain decoding by its own.
+    ratio: f64,
+    tokens: usize,
+    passes: usize,
+    drafting: f64,
+}
+
+/// One line of the table.
+#[derive(Serialize)]
+struct Line {
+    category: String,
+    draft: String,
+    tokens_per_forward_pass: f64,
+    /// Speed by plain decoding's, median over prompts, and the worst prompt's.
+    ratio: f64,
+    worst_ratio: f64,
+    /// Share of the time that drafting takes.
+    drafting: f64,
+    prompts: usize,
+}
+
+pub fn run(args: &BenchArgs, path: &Path, loaded: &mut Loaded) -> Result<(), Failure> {
+    let prompts = prompts(args)?;
+    let ways = ways(args, path, loaded)?;
+    let mut outcomes: Vec<Vec<Vec<Outcome>>> = ways
+        .iter()
+        .map(|_| prompts.iter().map(|_| Vec::new()).collect())
+        .collect();
+    for (index, prompt) in prompts.iter().enumerate() {
+        progress(&format!("prompt {} of {}", index + 1, prompts.len()));
+        let request = request(args, loaded, &prompt.prompt)?;
+        // The first answer warms caches up and gives the tokens.
+        let expected = answer(loaded, &ways[0], &request)?;
+        for _ in 0..args.repeat {
+            let mut plain_s = f64::NAN;
+            for (way, outcomes) in ways.iter().zip(&mut outcomes) {
+                let answer = answer(loaded, way, &request)?;
+                if answer.token_ids != expected.token_ids {
+                    progress("");
+                    return Err(Failure::Failed(format!(
+                        "{} gave other tokens than plain decoding on the prompt {:?}: please report this",
+                        way.name, prompt.prompt
+                    )));
+                }
+                let seconds = decode_seconds(&answer);
+                if plain_s.is_nan() {
+                    plain_s = seconds;
+                }
+                let drafting = answer.stats.speculation.as_ref().map_or(0.0, |s| s.draft_s);
+                outcomes[index].push(Outcome {
+                    ratio: plain_s / seconds,
+                    tokens: answer.token_ids.len().saturating_sub(1),
+                    passes: answer.stats.forward_passes,
+                    drafting: drafting / seconds,
+                });
+            }
+        }
+    }
+    progress("");
+    let lines = lines(&prompts, &ways, &outcomes);
+    let text = if args.json {
+        format!(
+            "{}\n",
+            json!({ "model": loaded.description().name, "drafts": lines })
+        )
+    } else {
+        table_of(&lines)
+    };
+    io::stdout()
+        .lock()
+        .write_all(text.as_bytes())
+        .map_err(Failure::output)
+}
+
+fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, Failure> {
+    let (text, source) = match &args.prompts {
+        None => (PROMPTS.to_string(), "prompts".to_string()),
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .map_err(|e| Failure::Failed(format!("{}: {e}", path.display())))?;
+            (text, path.display().to_string())
+        }
+    };
+    let prompts = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim().is_empty())
+        .map(|(number, line)| {
+            serde_json::from_str(line).map_err(|error| {
+                Failure::Failed(format!(
+                    "{source}, line {}: {error}; a line is {{\"category\": \"...\", \"prompt\": \"...\"}}",
+                    number + 1
+                ))
+            })
+        })
+        .collect::<Result<Vec<Prompt>, Failure>>()?;
+    if prompts.is_empty() {
+        return Err(Failure::Failed(format!(
+            "{source}: there is no prompt in it"
+        )));
+    }
+    Ok(prompts)
+}
+
+/// Plain decoding first, then every way that this model has.
+fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Failure> {
+    let mut ways = Vec::new();
+    let mut add = |name: &str, kind: Option<DraftKind>, budget, width| -> Result<(), Failure> {
+        let options = SpeculationOptions {
+            kind,
+            path: args.draft.draft_model.clone(),
+            budget,
+            width,
+            tables: table::default_folder(),
+        };
+        let speculation = Speculation::open(&options, path, loaded)?;
+        ways.push(Way {
+            name: name.to_string(),
+            speculation,
+        });
+        Ok(())
+    };
+    add("none", Some(DraftKind::None), None, None)?;
+    add("lookup", Some(DraftKind::Lookup), None, None)?;
+    let best = Speculation::available(args.draft.draft_model.as_deref(), path);
+    let networks: &[DraftKind] = match best {
+        DraftKind::Weaver => &[DraftKind::Dflash, DraftKind::Weaver],
+        DraftKind::Dflash => &[DraftKind::Dflash],
+        DraftKind::Model => &[DraftKind::Model],
+        _ => &[],
+    };
+    for &kind in networks {
+        let chains = kind != DraftKind::Weaver;
+        if chains {
+            add(
+                &format!("{kind}, chain of 16"),
+                Some(kind),
+                Some(16),
+                Some(1),
+            )?;
+        }
+        for budget in [8, 16, 32] {
+            add(
+                &format!("{kind}, {budget} nodes"),
+                Some(kind),
+                Some(budget),
+                None,
+            )?;
+        }
+        add(&kind.to_string(), Some(kind), None, None)?;
+    }
+    Ok(ways)
+}
+
+fn request(args: &BenchArgs, loaded: &Loaded, prompt: &str) -> Result<Request, Failure> {
+    let template = loaded.chat_template()?;
+    let mut chat = Conversation::new(&template, &loaded.tokenizer, ChatOptions::default(), None);
+    Ok(Request {
+        prompt: chat.ask(prompt)?,
+        sampling: match args.temperature {
+            0.0 => Sampling::greedy(),
+            temperature => Sampling {
+                temperature,
+                seed: 1,
+                ..Sampling::greedy()
+            },
+        },
+        max_tokens: Some(args.max_tokens),
+        stop: Vec::new(),
+        ignore_eos: false,
+        trace: false,
+    })
+}
+
+fn answer(loaded: &Loaded, way: &Way, request: &Request) -> Result<Answer, Failure> {
+    let mut session = loaded.session_drafted(None, &way.speculation);
+    Ok(session.generate(request, &AtomicBool::new(false), &mut |_| ())?)
+}
+
+/// Seconds after the first token.
+fn decode_seconds(answer: &Answer) -> f64 {
+    answer.stats.duration_s - answer.stats.time_to_first_token_s.unwrap_or(0.0)
+}
+
+fn lines(prompts: &[Prompt], ways: &[Way], outcomes: &[Vec<Vec<Outcome>>]) -> Vec<Line> {
+    let mut categories: Vec<&str> = Vec::new();
+    for prompt in prompts {
+        if !categories.contains(&prompt.category.as_str()) {
+            categories.push(&prompt.category);
+        }
+    }
+    let mut lines = Vec::new();
+    for category in categories {
+        for (way, outcomes) in ways.iter().zip(outcomes) {
+            // A prompt's figure is the median over its repetitions.
+            let of: Vec<&Vec<Outcome>> = prompts
+                .iter()
+                .zip(outcomes)
+                .filter(|(prompt, _)| prompt.category == category)
+                .map(|(_, outcomes)| outcomes)
+                .collect();
+            let each = |f: &dyn Fn(&Outcome) -> f64| -> Vec<f64> {
+                of.iter()
+                    .map(|o| median(o.iter().map(f).collect()))
+                    .collect()
+            };
+            let ratios = each(&|o| o.ratio);
+            let total = |f: &dyn Fn(&Outcome) -> usize| -> f64 {
+                of.iter().flat_map(|o| o.iter()).map(f).sum::<usize>() as f64
+            };
+            lines.push(Line {
+                category: category.to_string(),
+                draft: way.name.clone(),
+                tokens_per_forward_pass: total(&|o| o.tokens) / total(&|o| o.passes),
+                worst_ratio: ratios.iter().copied().fold(f64::INFINITY, f64::min),
+                ratio: median(ratios),
+                drafting: median(each(&|o| o.drafting)),
+                prompts: of.len(),
+            });
+        }
+    }
+    lines
+}
+
+fn table_of(lines: &[Line]) -> String {
+    let mut text =
+        String::from("category   draft                  tokens/pass   speed   worst   drafting\n");
+    for line in lines {
+        text.push_str(&format!(
+            "{:<10} {:<22} {:>11.2} {:>6.2}x {:>6.2}x {:>9.0}%\n",
+            line.category,
+            line.draft,
+            line.tokens_per_forward_pass,
+            line.ratio,
+            line.worst_ratio,
+            100.0 * line.drafting
+        ));
+    }
+    text
+}
