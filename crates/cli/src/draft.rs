@@ -34,6 +34,8 @@ pub enum Draft {
     Weaver,
     /// A smaller model
     Model,
+    /// The model's own multi-token prediction head (Qwen3.5)
+    Mtp,
     /// What followed the last few tokens before
     Lookup,
     /// Plain decoding
@@ -48,6 +50,7 @@ impl DraftArgs {
             Draft::Dflash => Some(DraftKind::Dflash),
             Draft::Weaver => Some(DraftKind::Weaver),
             Draft::Model => Some(DraftKind::Model),
+            Draft::Mtp => Some(DraftKind::Mtp),
             Draft::Lookup => Some(DraftKind::Lookup),
             Draft::None => Some(DraftKind::None),
         };

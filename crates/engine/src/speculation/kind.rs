@@ -13,6 +13,8 @@ pub enum DraftKind {
     Weaver,
     /// A smaller model with the same vocabulary.
     Model,
+    /// The model's own multi-token prediction head.
+    Mtp,
     /// What followed the last few tokens where they stood before.
     Lookup,
     /// Nothing: plain decoding.
@@ -26,6 +28,7 @@ impl DraftKind {
             DraftKind::Dflash => "dflash",
             DraftKind::Weaver => "weaver",
             DraftKind::Model => "model",
+            DraftKind::Mtp => "mtp",
             DraftKind::Lookup => "lookup",
             DraftKind::None => "none",
         }

@@ -7,6 +7,7 @@ mod draft;
 mod drafter;
 mod kind;
 mod lookup;
+mod mtp;
 mod open;
 mod pace;
 mod smaller;

@@ -5,14 +5,15 @@ use super::dflash::Marginals;
 use super::drafter::Drafter;
 use super::kind::DraftKind;
 use super::lookup::Lookup;
+use super::mtp::Predicting;
 use super::pace::Pace;
 use super::smaller::Smaller;
 use super::table;
 use super::weaver::Weaving;
 use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
-use kozue_checkpoint::{Drafter as DrafterFiles, DrafterKind};
-use kozue_model::{DFlash, Weaver};
+use kozue_checkpoint::{Checkpoint, Drafter as DrafterFiles, DrafterKind};
+use kozue_model::{DFlash, Mtp, Weaver};
 use std::path::{Path, PathBuf};
 
 /// Folder of a DFlash network inside a model's folder, and that of its Weaver.
@@ -48,6 +49,7 @@ enum Networks {
     Dflash(Box<DFlash>),
     Weaver(Box<DFlash>, Box<Weaver>),
     Model(Box<Loaded>),
+    Mtp(Box<Mtp>),
 }
 
 /// A drafter at work on one sequence.
@@ -117,6 +119,7 @@ impl Speculation {
             Networks::Dflash(_) => DraftKind::Dflash,
             Networks::Weaver(..) => DraftKind::Weaver,
             Networks::Model(_) => DraftKind::Model,
+            Networks::Mtp(_) => DraftKind::Mtp,
         }
     }
 
@@ -133,6 +136,7 @@ impl Speculation {
             Networks::Dflash(network) => Box::new(Marginals::new(target, network)),
             Networks::Weaver(network, weaver) => Box::new(Weaving::new(target, network, weaver)),
             Networks::Model(smaller) => Box::new(Smaller::new(&smaller.model)),
+            Networks::Mtp(head) => Box::new(Predicting::new(target, head)),
         };
         let costs = self.costs.clone().unwrap_or_else(RowCosts::unknown);
         Some(Speculator {
@@ -195,6 +199,15 @@ fn networks(
             let files = DrafterFiles::open(&weaver).map_err(Error::draft)?;
             let weaver = Weaver::load(&files, target.model.model()).map_err(Error::draft)?;
             Networks::Weaver(load_dflash()?, Box::new(weaver))
+        }
+        DraftKind::Mtp => {
+            let files = Checkpoint::open(model_path).map_err(Error::draft)?;
+            let head = Mtp::load(&files, target.model.model()).map_err(Error::draft)?;
+            let none = || {
+                let path = model_path.display();
+                Error::Draft(format!("{path} has no multi-token prediction head"))
+            };
+            Networks::Mtp(Box::new(head.ok_or_else(none)?))
         }
         DraftKind::Model => {
             let Some(path) = &options.path else {
