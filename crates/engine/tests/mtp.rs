@@ -35,6 +35,7 @@ fn answers(loaded: &Loaded, sampling: &Sampling) -> Vec<Answer> {
             max_tokens: Some(40),
             stop: Vec::new(),
             ignore_eos: true,
+            trace: false,
         };
         let answer = session
             .generate(&request, &AtomicBool::new(false), &mut |_| ())

@@ -11,6 +11,7 @@ mod mtp;
 mod open;
 mod pace;
 mod smaller;
+mod spine;
 mod stats;
 pub mod table;
 mod trace;

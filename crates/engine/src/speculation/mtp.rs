@@ -1,18 +1,13 @@
-//! The target's own multi-token prediction head as a drafter: it continues the text token by token,
-//! and each step's runners-up become leaves beside the spine.
+//! The target's own multi-token prediction head as a drafter: it continues the text token by
+//! token.
 
-use super::draft::{Draft, Pool};
+use super::draft::Draft;
 use super::drafter::{Drafter, Growth, Read};
+use super::spine::{Pulse, Spine};
 use crate::error::Error;
 use crate::loaded::CpuModel;
-use crate::top::keep_top;
 use kozue_model::{Mtp, MtpState, Outputs};
-use std::time::Instant;
 
-/// Tokens of a step that are ranked.
-const SHORTLIST: usize = 32;
-/// Leaves beside the spine at each step.
-const LEAVES: usize = 3;
 /// Longest spine.
 const LONGEST: usize = 8;
 /// Tokens that wait at most until the head reads them, where it drafts nothing.
@@ -27,8 +22,7 @@ pub(super) struct Predicting<'a> {
     /// with the token after each, so the last one always waits.
     tokens: Vec<u32>,
     features: Vec<f32>,
-    /// Milliseconds of one step.
-    step_ms: f64,
+    pulse: Pulse,
 }
 
 impl<'a> Predicting<'a> {
@@ -39,7 +33,7 @@ impl<'a> Predicting<'a> {
             state: head.new_state(),
             tokens: Vec::new(),
             features: Vec::new(),
-            step_ms: 0.0,
+            pulse: Pulse::default(),
         }
     }
 
@@ -78,47 +72,19 @@ impl<'a> Drafter<'a> for Predicting<'a> {
     }
 
     fn propose(&mut self, growth: &Growth) -> Result<Draft, Error> {
-        let mut pool = Pool::new(growth.root);
         self.catch_up()?;
         let (cpu, model) = (self.target.cpu(), self.target.model());
         if self.features.is_empty() || self.state.len() + 1 >= model.config().max_position {
-            return Ok(pool.best(1));
+            return Ok(Draft::root(growth.root));
         }
-        let (mut spine, mut depth) = (0, 0);
-        let mut best = Vec::new();
-        let mut step_ms = self.step_ms;
-        let mut start = Instant::now();
+        let mut spine = Spine::new(growth, &mut self.pulse, LONGEST);
         let from = (&self.features[..], growth.root);
         self.head
             .draft(cpu, model, &mut self.state, from, |logits| {
-                let took = start.elapsed().as_secs_f64() * 1e3;
-                step_ms = match step_ms {
-                    0.0 => took,
-                    mean => 0.9 * mean + 0.1 * took.min(4.0 * mean),
-                };
-                depth += 1;
-                keep_top(&mut best, logits, SHORTLIST);
-                let parent = spine;
-                let ranked = growth.rank(&best, depth);
-                for (place, &(token, edge)) in ranked.iter().take(1 + LEAVES).enumerate() {
-                    let node = pool.push(parent, token, edge);
-                    if place == 0 {
-                        spine = node;
-                    }
-                }
-                let chance = f64::from(pool.log_chance(spine)).exp();
-                start = Instant::now();
-                // One more step gives at most this much more; plain decoding would make
-                // `rate * step_ms` tokens in the time.
-                let ends = spine == parent
-                    || chance < growth.rate * step_ms
-                    || pool.log_chance(spine) < growth.least
-                    || depth >= growth.nodes.min(growth.depth).min(LONGEST);
-                (!ends).then(|| pool.token(spine))
+                spine.grow(logits)
             })
             .map_err(|error| Error::Model(error.to_string()))?;
-        self.step_ms = step_ms;
-        Ok(pool.best(growth.nodes))
+        Ok(spine.draft())
     }
 
     fn fork(&self) -> Box<dyn Drafter<'a> + 'a> {
@@ -128,7 +94,7 @@ impl<'a> Drafter<'a> for Predicting<'a> {
             state: self.state.clone(),
             tokens: self.tokens.clone(),
             features: self.features.clone(),
-            step_ms: self.step_ms,
+            pulse: self.pulse,
         })
     }
 

@@ -1,19 +1,13 @@
-//! A smaller model with the same vocabulary as a drafter: it continues the text token by token,
-//! and each step's runners-up become leaves beside the spine.
+//! A smaller model with the same vocabulary as a drafter: it continues the text token by token.
 
-use super::draft::{Draft, Pool};
+use super::draft::Draft;
 use super::drafter::{Drafter, Growth, Read};
+use super::spine::{Pulse, Spine};
 use crate::error::Error;
 use crate::loaded::CpuModel;
 use crate::target::LanguageModel;
-use crate::top::keep_top;
 use kozue_model::State;
-use std::time::Instant;
 
-/// Tokens of a step that are ranked.
-const SHORTLIST: usize = 32;
-/// Leaves beside the spine at each step.
-const LEAVES: usize = 3;
 /// Longest spine.
 const LONGEST: usize = 16;
 /// Tokens that wait at most until the model reads them, where it drafts nothing.
@@ -27,8 +21,7 @@ pub(super) struct Smaller<'a> {
     waiting: Vec<u32>,
     /// The newest token, where `state` has read it before the target did.
     ahead: Option<u32>,
-    /// Milliseconds of one step.
-    step_ms: f64,
+    pulse: Pulse,
 }
 
 impl<'a> Smaller<'a> {
@@ -38,7 +31,7 @@ impl<'a> Smaller<'a> {
             state: model.new_state(),
             waiting: Vec::new(),
             ahead: None,
-            step_ms: 0.0,
+            pulse: Pulse::default(),
         }
     }
 
@@ -70,48 +63,21 @@ impl<'a> Drafter<'a> for Smaller<'a> {
     }
 
     fn propose(&mut self, growth: &Growth) -> Result<Draft, Error> {
-        let mut pool = Pool::new(growth.root);
         let room = self.model.max_position();
         if self.state.len() + self.waiting.len() + 1 >= room {
-            return Ok(pool.best(1));
+            return Ok(Draft::root(growth.root));
         }
         self.waiting.push(growth.root);
         let mut logits = self.catch_up()?;
         self.ahead = Some(growth.root);
         let mut state = self.state.clone();
-        let mut spine = 0;
-        let mut best = Vec::new();
-        for depth in 1..=growth.depth.min(LONGEST) {
-            keep_top(&mut best, &logits, SHORTLIST);
-            let ranked = growth.rank(&best, depth);
-            let parent = spine;
-            for (place, &(token, edge)) in ranked.iter().take(1 + LEAVES).enumerate() {
-                let node = pool.push(parent, token, edge);
-                if place == 0 {
-                    spine = node;
-                }
-            }
-            let chance = f64::from(pool.log_chance(spine)).exp();
-            // One more step gives at most this much more; plain decoding would make
-            // `rate * step_ms` tokens in the time.
-            if spine == parent
-                || chance < growth.rate * self.step_ms
-                || pool.log_chance(spine) < growth.least
-                || depth >= growth.nodes
-                || state.len() + 1 >= room
-            {
-                break;
-            }
-            let start = Instant::now();
-            logits = self.model.advance(&mut state, &[pool.token(spine)], 1)?;
-            let took = start.elapsed().as_secs_f64() * 1e3;
-            self.step_ms = if self.step_ms == 0.0 {
-                took
-            } else {
-                0.9 * self.step_ms + 0.1 * took.min(4.0 * self.step_ms)
-            };
+        let mut spine = Spine::new(growth, &mut self.pulse, LONGEST);
+        while let Some(token) = spine.grow(&logits)
+            && state.len() + 1 < room
+        {
+            logits = self.model.advance(&mut state, &[token], 1)?;
         }
-        Ok(pool.best(growth.nodes))
+        Ok(spine.draft())
     }
 
     fn fork(&self) -> Box<dyn Drafter<'a> + 'a> {
@@ -120,7 +86,7 @@ impl<'a> Drafter<'a> for Smaller<'a> {
             state: self.state.clone(),
             waiting: self.waiting.clone(),
             ahead: self.ahead,
-            step_ms: self.step_ms,
+            pulse: self.pulse,
         })
     }
 

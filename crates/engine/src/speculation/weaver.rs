@@ -7,7 +7,7 @@ use super::drafter::{Drafter, Growth, Read};
 use crate::error::Error;
 use crate::loaded::CpuModel;
 use kozue_kernels::gathered;
-use kozue_model::{DFlash, Outputs, WeaveNode, Weaver};
+use kozue_model::{DFlash, Outputs, Weave, WeaveNode, Weaver};
 
 /// Nodes expanded together: more cost little in one product, and most of them are needed anyway.
 const TOGETHER: usize = 4;
@@ -22,6 +22,8 @@ pub(super) struct Weaving<'a> {
     blocks: Blocks<'a>,
     /// The target's final hidden state at the last token that it has read.
     hidden: Vec<f32>,
+    /// Memory of a round.
+    weave: Option<Weave>,
 }
 
 /// A node of the pool that was expanded: the order of its expansion, and those of its ancestors.
@@ -38,6 +40,7 @@ impl<'a> Weaving<'a> {
             weaver,
             blocks: Blocks::new(target, network),
             hidden: Vec::new(),
+            weave: None,
         }
     }
 }
@@ -72,7 +75,15 @@ impl<'a> Drafter<'a> for Weaving<'a> {
             .iter()
             .map(|list| list.iter().map(|candidate| candidate.0).collect())
             .collect();
-        let mut weave = self.weaver.begin(cpu, &self.hidden, &block.rows);
+        let weave = match self.weave.take() {
+            Some(mut weave) => {
+                self.weaver
+                    .restart(cpu, &mut weave, &self.hidden, &block.rows);
+                weave
+            }
+            None => self.weaver.begin(cpu, &self.hidden, &block.rows),
+        };
+        let weave = self.weave.insert(weave);
         let mut pool = Pool::new(growth.root);
         let mut expanded = vec![Expanded::default()];
         let mut frontier = vec![0];
@@ -98,7 +109,7 @@ impl<'a> Drafter<'a> for Weaving<'a> {
                 .collect();
             let queries = self
                 .weaver
-                .expand(cpu, model, &mut weave, &nodes)
+                .expand(cpu, model, weave, &nodes)
                 .map_err(|error| Error::Model(error.to_string()))?;
             for (&node, query) in now.iter().zip(queries.chunks_exact(hidden_size)) {
                 let depth = pool.depth(node);
@@ -133,6 +144,7 @@ impl<'a> Drafter<'a> for Weaving<'a> {
         Box::new(Weaving {
             blocks: self.blocks.fork(),
             hidden: self.hidden.clone(),
+            weave: None,
             ..*self
         })
     }
