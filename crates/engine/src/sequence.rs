@@ -206,7 +206,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
         let growth = Growth {
             root,
             nodes,
-            depth,
+            depth: depth.min(speculator.pace.depth()),
             width: speculator.width,
             least: speculator.pace.least(),
             rate: speculator.pace.plain_rate(),

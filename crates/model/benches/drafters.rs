@@ -131,7 +131,9 @@ impl<'a> Bench<'a> {
                 dflash.observe(cpu, &mut draft_state, &features[..path.len() * width]);
             });
             let rows = parts.time("draft: block", || {
-                dflash.draft(cpu, target, &mut draft_state, root).unwrap()
+                dflash
+                    .draft(cpu, target, &mut draft_state, root, usize::MAX)
+                    .unwrap()
             });
             parts.time("draft: head", || {
                 linear(cpu, target.head(), &rows, &mut logits);

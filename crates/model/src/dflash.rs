@@ -207,7 +207,8 @@ impl DFlash {
     }
 
     /// Fills the block that starts with `token`, the newest one, which the features do not cover
-    /// yet. Returns the rows after the first, (block - 1) x hidden size, ready for the head.
+    /// yet. Returns the rows after the first, (block - 1) x hidden size, ready for the head; a
+    /// block cut to `depth` rows after the first costs less where more would not be accepted.
     ///
     /// # Errors
     /// If the token is outside the vocabulary.
@@ -217,8 +218,10 @@ impl DFlash {
         target: &Model,
         state: &mut DFlashState,
         token: u32,
+        depth: usize,
     ) -> Result<Vec<f32>, Error> {
-        let (hidden, rows) = (self.config.shape.hidden_size, self.config.block);
+        let hidden = self.config.shape.hidden_size;
+        let rows = self.config.block.min(depth.saturating_add(1));
         let mut x = cpu.scratch(rows * hidden);
         let mut inputs = x.chunks_exact_mut(hidden);
         if let Some(first) = inputs.next() {

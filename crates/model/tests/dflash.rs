@@ -37,7 +37,9 @@ impl Case {
     }
 
     fn draft(&self, cpu: &Cpu, state: &mut DFlashState, token: u32) -> Vec<f32> {
-        self.dflash.draft(cpu, &self.target, state, token).unwrap()
+        self.dflash
+            .draft(cpu, &self.target, state, token, usize::MAX)
+            .unwrap()
     }
 }
 
@@ -176,7 +178,7 @@ fn a_token_outside_the_vocabulary_is_refused() {
     let mut state = case.dflash.new_state();
     let error = case
         .dflash
-        .draft(&cpu, &case.target, &mut state, 320)
+        .draft(&cpu, &case.target, &mut state, 320, usize::MAX)
         .unwrap_err();
     assert_eq!(
         error.to_string(),

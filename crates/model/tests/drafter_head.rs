@@ -75,7 +75,9 @@ fn drafts_on_packed_embeddings_stay_close() {
             let dflash = DFlash::load(&drafted.drafter(), target).unwrap();
             let mut state = dflash.new_state();
             dflash.observe(&cpu, &mut state, &features);
-            let rows = dflash.draft(&cpu, target, &mut state, 42).unwrap();
+            let rows = dflash
+                .draft(&cpu, target, &mut state, 42, usize::MAX)
+                .unwrap();
             let weaver = Weaver::load(&woven.drafter(), target).unwrap();
             let mut weave = weaver.begin(&cpu, &woven.tensor("final"), &rows);
             let root = WeaveNode {

@@ -64,13 +64,12 @@ impl<'a> Blocks<'a> {
     pub(super) fn draft(&mut self, root: u32, depth: usize, count: usize) -> Result<Block, Error> {
         self.catch_up();
         let (cpu, model) = (self.target.cpu(), self.target.model());
-        let mut rows = self
+        let rows = self
             .network
-            .draft(cpu, model, &mut self.state, root)
+            .draft(cpu, model, &mut self.state, root, depth)
             .map_err(|error| Error::Model(error.to_string()))?;
         let (hidden, vocab) = (model.config().hidden_size, model.config().vocab_size);
         let depth = depth.min(rows.len() / hidden);
-        rows.truncate(depth * hidden);
         let mut logits = cpu.scratch(depth * vocab);
         linear(cpu, model.head(), &rows, &mut logits);
         let shortlists: Vec<Mutex<Vec<(u32, f32)>>> =

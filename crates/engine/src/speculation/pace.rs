@@ -11,6 +11,9 @@ const PRIOR: f64 = 6.0;
 /// Passes of plain decoding after speculation was found not to pay, at first and at most.
 const FIRST_REST: u32 = 24;
 const LONGEST_REST: u32 = 384;
+/// Depth that a draft is first taken to reach, and how fast the memory of one goes.
+const FIRST_REACH: f64 = 8.0;
+const REACH_MEMORY: f64 = 0.92;
 /// Rounds before a judgement.
 const TRIAL: u32 = 3;
 
@@ -30,6 +33,8 @@ pub struct Pace {
     rounds: u32,
     rest: u32,
     next_rest: u32,
+    /// Depth that drafts were lately accepted to, at most.
+    reach: f64,
 }
 
 impl Pace {
@@ -47,6 +52,7 @@ impl Pace {
             rounds: 0,
             rest: 0,
             next_rest: FIRST_REST,
+            reach: FIRST_REACH,
         }
     }
 
@@ -61,6 +67,14 @@ impl Pace {
             return 1;
         }
         self.costs.largest().saturating_sub(others).max(1)
+    }
+
+    /// Depth beyond which a draft is hardly ever accepted: some more than it lately was at most.
+    pub fn depth(&self) -> usize {
+        match self.fixed {
+            Some(_) => usize::MAX,
+            None => (1.25 * self.reach).ceil() as usize + 2,
+        }
     }
 
     /// Tokens per millisecond of plain decoding; 0 where the size is fixed.
@@ -116,6 +130,7 @@ impl Pace {
             .sum();
         self.expected = MEMORY * self.expected + expected;
         self.accepted = MEMORY * self.accepted + accepted as f64;
+        self.reach = (REACH_MEMORY * self.reach).max(accepted as f64);
         self.draft_ms = if self.rounds == 0 && self.draft_ms == 0.0 {
             draft_ms
         } else {
@@ -222,6 +237,17 @@ mod tests {
             let draft = chain(8, 0.7);
             pace.judged(&draft, if round % 3 == 0 { 0 } else { 3 }, 1.0);
         }
+    }
+
+    #[test]
+    fn drafts_go_little_deeper_than_they_are_accepted() {
+        let mut pace = Pace::new(costs(), None);
+        for _ in 0..100 {
+            pace.judged(&chain(8, 0.7), 2, 1.0);
+        }
+        assert_eq!(pace.depth(), 5);
+        pace.judged(&chain(16, 0.7), 12, 1.0);
+        assert_eq!(pace.depth(), 17);
     }
 
     #[test]
