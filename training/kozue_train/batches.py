@@ -15,9 +15,9 @@ from kozue_train.data.shards import read_shard
 
 STREAMED = ("code", "prose")
 
-# Share of rows by set: until two thirds of the run, and in the last third.
+# Share of rows by set: in the first part of a run, and in its last.
 EARLY = {"code": 0.40, "prose": 0.10, "tasks": 0.26, "maths": 0.10, "talk": 0.07, "exercises": 0.07}
-LATE = {"code": 0.14, "prose": 0.05, "tasks": 0.49, "maths": 0.13, "talk": 0.12, "exercises": 0.07}
+LATE = {"code": 0.14, "prose": 0.05, "tasks": 0.51, "maths": 0.13, "talk": 0.12, "exercises": 0.05}
 
 
 def load_sets(folder: Path, names: list[str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -82,12 +82,13 @@ class RowSource:
 class Mixer:
     """Batches [rows, length + 1] drawn from the sets by weights."""
 
-    def __init__(self, train: dict[str, np.ndarray], length: int, seed: int) -> None:
+    def __init__(self, train: dict[str, np.ndarray], length: int, seed: int, late_from: float = 2 / 3) -> None:
+        self.late_from = late_from
         self.sources = {n: RowSource(t, length, n in STREAMED, seed * 100 + i) for i, (n, t) in enumerate(train.items())}
         self.rng = np.random.default_rng(seed)
 
     def batch(self, rows: int, progress: float) -> np.ndarray:
-        weights = EARLY if progress < 2 / 3 else LATE
+        weights = EARLY if progress < self.late_from else LATE
         names = list(self.sources)
         p = np.array([weights.get(n, 0.05) for n in names])
         picked = self.rng.choice(len(names), size=rows, p=p / p.sum())

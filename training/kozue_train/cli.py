@@ -12,7 +12,13 @@ from kozue_train import __version__
 def _data(a: argparse.Namespace) -> None:
     from kozue_train.stages.data import DataOptions, run
 
-    run(DataOptions(raw=a.raw, out=a.out, vocab_size=a.vocab, seed=a.seed, tasks=a.tasks, maths=a.maths, talk=a.talk, processes=a.processes, families_only=a.families_only, compress=not a.plain))
+    run(DataOptions(raw=a.raw, out=a.out, vocab_size=a.vocab, seed=a.seed, tasks=a.tasks, maths=a.maths, talk=a.talk, processes=a.processes, prompts=a.prompts, families_only=a.families_only, compress=not a.plain))
+
+
+def _prompts(a: argparse.Namespace) -> None:
+    from kozue_train.stages.data import save_questions
+
+    save_questions(a.data, a.target, a.out, a.count)
 
 
 def _target(a: argparse.Namespace) -> None:
@@ -26,7 +32,7 @@ def _target(a: argparse.Namespace) -> None:
     )
     run(TargetOptions(
         data=a.data, out=a.out, config=config, planned_seconds=a.planned_seconds, call_seconds=a.call_seconds, max_steps=a.max_steps, rows=a.rows,
-        length=a.length, matrix_lr=a.matrix_lr, other_lr=a.other_lr, decay_from=a.decay_from, seed=a.seed, start_from=a.start_from, device=a.device,
+        length=a.length, matrix_lr=a.matrix_lr, other_lr=a.other_lr, decay_from=a.decay_from, late_from=a.late_from, seed=a.seed, start_from=a.start_from, device=a.device,
         fast=a.device == "cuda" and not a.plain, eval_every=a.eval_every, stable_copy=a.stable_copy,
     ))
 
@@ -34,8 +40,8 @@ def _target(a: argparse.Namespace) -> None:
 def _generate(a: argparse.Namespace) -> None:
     from kozue_train.stages.generate import GenerateOptions, run
 
-    run(GenerateOptions(target=a.target, prompts=a.prompts, out=a.out, new_tokens=a.new_tokens, batch=a.batch, per_category=a.per_category,
-                        temperatures=tuple(map(float, a.temperatures.split(","))), stops=tuple(map(int, a.stops.split(","))), device=a.device, seconds=a.seconds))
+    run(GenerateOptions(target=a.target, prompts=a.prompts, out=a.out, new_tokens=a.new_tokens, batch=a.batch, per_category=a.per_category, part=a.part, parts=a.parts,
+                        temperatures=tuple(map(float, a.temperatures.split(","))), stops=tuple(map(int, a.stops.split(","))), device=a.device, seconds=a.seconds, dtype=a.dtype))
 
 
 def _drafter(a: argparse.Namespace) -> None:
@@ -49,13 +55,19 @@ def _eval(a: argparse.Namespace) -> None:
     from kozue_train.stages.evaluate import EvalOptions, run
 
     run(EvalOptions(target=a.target, texts=a.texts, drafter=a.drafter, weaver=a.weaver, out=a.out, budgets=tuple(map(int, a.budgets.split(","))),
-                    per_category=a.per_category, device=a.device))
+                    per_category=a.per_category, processes=a.processes, device=a.device, dtype=a.dtype))
 
 
 def _distill(a: argparse.Namespace) -> None:
     from kozue_train.stages import distill
 
     distill.run(distill.DistillOptions(**{k: v for k, v in vars(a).items() if k in distill.DistillOptions.__dataclass_fields__}))
+
+
+def _import_gguf(a: argparse.Namespace) -> None:
+    from kozue_train.stages.import_gguf import run
+
+    run(a.file, a.out, tokenizer=not a.no_tokenizer)
 
 
 def _plot(a: argparse.Namespace) -> None:
@@ -85,6 +97,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--maths", type=int, default=200_000)
     p.add_argument("--talk", type=int, default=100_000)
     p.add_argument("--processes", type=int, default=2)
+    p.add_argument("--prompts", type=int, default=4000, help="prompts a category for the target's own answers")
     p.add_argument("--families-only", action="store_true", help="leave the combination tasks out (quick tests)")
     p.add_argument("--plain", action="store_true", help="write shards uncompressed")
     p.set_defaults(run=_data)
@@ -94,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True)
     for name, default in (("vocab", 16384), ("hidden", 768), ("ffn", 1792), ("layers", 12), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("linear-heads", 4), ("linear-dim", 128), ("rows", 64), ("length", 1024), ("seed", 0), ("max-steps", 10**9), ("eval-every", 500)):
         p.add_argument(f"--{name}", type=int, default=default)
-    for name, value in (("planned-seconds", 1200.0), ("call-seconds", 540.0), ("matrix-lr", 3e-3), ("other-lr", 3e-3), ("decay-from", 0.6)):
+    for name, value in (("planned-seconds", 1200.0), ("call-seconds", 540.0), ("matrix-lr", 3e-3), ("other-lr", 3e-3), ("decay-from", 0.6), ("late-from", 2 / 3)):
         p.add_argument(f"--{name}", type=float, default=value)
     p.add_argument("--start-from", type=Path, help="HF folder whose weights to start from")
     p.add_argument("--device", default="cuda")
@@ -102,16 +115,24 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--stable-copy", action="store_true", help="also keep the weights from before the decay")
     p.set_defaults(run=_target)
 
+    p = sub.add_parser("prompts", help="questions in the chat template of any model, for its drafter")
+    p.add_argument("--data", type=Path, required=True, help="folder of the data stage (its sources and tasks)")
+    p.add_argument("--target", type=Path, required=True, help="folder with the model's tokenizer and chat template")
+    p.add_argument("--out", type=Path, required=True)
+    p.add_argument("--count", type=int, default=4000, help="questions a category")
+    p.set_defaults(run=_prompts)
+
     p = sub.add_parser("generate", help="the target's own answers to prompts")
     p.add_argument("--target", type=Path, required=True, help="folder of a transformers checkpoint with tokenizer.json")
     p.add_argument("--prompts", type=Path, required=True, help="prompts.train.json or prompts.eval.json of the data stage")
     p.add_argument("--out", type=Path, required=True, help="texts file to write (.npz)")
-    for name, number in (("new-tokens", 220), ("batch", 2048), ("per-category", 0)):
+    for name, number in (("new-tokens", 220), ("batch", 2048), ("per-category", 0), ("part", 0), ("parts", 1)):
         p.add_argument(f"--{name}", type=int, default=number)
     p.add_argument("--temperatures", default="0,0,0.7,1")
     p.add_argument("--stops", default="0,2", help="token ids that end an answer")
     p.add_argument("--seconds", type=float, default=1e9)
     p.add_argument("--device", default="cuda")
+    p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
     p.set_defaults(run=_generate)
 
     for stage, text in (("dflash", "train a DFlash drafter"), ("weaver", "train a Weaver on a frozen drafter")):
@@ -124,14 +145,15 @@ def parser() -> argparse.ArgumentParser:
         for name, value in (("call-seconds", 1e9), ("planned-seconds", 0.0), ("matrix-lr", 3e-3), ("other-lr", 1e-3), ("gamma", 7.0)):
             p.add_argument(f"--{name}", type=float, default=value)
         p.add_argument("--device", default="cuda")
+        p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
         p.add_argument("--bits", type=int, choices=(0, 4, 8), default=0, help="train with the engine's rounding")
-        p.add_argument("--drafter", type=Path, required=stage == "weaver", help="drafter of the Weaver, or to go on from with --bits")
+        p.add_argument("--drafter", type=Path, required=stage == "weaver", help="drafter of the Weaver, or to go on from")
         if stage == "dflash":
             for name, number in (("layers", 3), ("intermediate", 1024), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("taps", 5), ("block", 16), ("mask-id", 5)):
                 p.add_argument(f"--{name}", type=int, default=number)
             p.add_argument("--rope-theta", type=float, default=10000.0)
         else:
-            p.add_argument("--weaver", type=Path, help="Weaver to go on from with --bits")
+            p.add_argument("--weaver", type=Path, help="Weaver to go on from")
             for name, number in (("rank", 384), ("weaver-heads", 3), ("mlp", 768), ("pool", 128)):
                 p.add_argument(f"--{name}", type=int, default=number)
             p.add_argument("--mix", type=float, default=0.5, help="share of KL in the loss, the rest is total variation")
@@ -143,7 +165,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--bits", type=int, choices=(4, 8), default=4)
     for name, number in (("rows", 16), ("length", 512), ("steps", 1000), ("seed", 0), ("check-rows", 16)):
         p.add_argument(f"--{name}", type=int, default=number)
-    for name, value in (("call-seconds", 1e9), ("matrix-lr", 1e-4), ("other-lr", 1e-4)):
+    for name, value in (("call-seconds", 1e9), ("planned-seconds", 0.0), ("matrix-lr", 1e-4), ("other-lr", 1e-4)):
         p.add_argument(f"--{name}", type=float, default=value)
     p.add_argument("--device", default="cuda")
     p.set_defaults(run=_distill)
@@ -154,8 +176,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--weaver", type=Path)
     p.add_argument("--budgets", default="8,16,32,64")
     p.add_argument("--per-category", type=int, default=24)
+    p.add_argument("--processes", type=int, default=1, help="processes that share the device, each with some of the categories")
     p.add_argument("--device", default="cpu")
+    p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
     p.set_defaults(run=_eval)
+
+    p = sub.add_parser("import-gguf", help="a GGUF of the llama or qwen2 family -> a transformers folder")
+    p.add_argument("file", type=Path)
+    p.add_argument("out", type=Path)
+    p.add_argument("--no-tokenizer", action="store_true", help="weights and configuration only")
+    p.set_defaults(run=_import_gguf)
 
     p = sub.add_parser("check-device", help="compare the fast kernels with plain PyTorch on this GPU and time them")
     p.add_argument("--rows", type=int, default=16)

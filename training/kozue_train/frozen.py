@@ -93,6 +93,13 @@ class HfTarget:
         return results
 
 
+def product_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 on a GPU, float32 on a CPU; else what the name says (bfloat16 pays on a CPU with matrix units for it)."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"bfloat16": torch.bfloat16, "float32": torch.float32}[name]
+
+
 def load_frozen(folder: Path, device: torch.device, dtype: torch.dtype) -> Frozen:
     """Chooses by config.json; raises FileNotFoundError where there is none."""
     config = Path(folder) / "config.json"

@@ -167,9 +167,10 @@ class Rounded(nn.Module):
         self.calls += 1
         return out
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, weights: dict[str, Tensor] | None = None, **kwargs: Any) -> Any:
+        """The inner forward pass; `weights`: what `weights()` gave, where the caller needs them too."""
         with rounded_inputs(self.form.inputs):
-            return functional_call(self.inner, self.weights(), args, kwargs)
+            return functional_call(self.inner, weights or self.weights(), args, kwargs)
 
 
 def _rounded_product(h: Tensor, w: Tensor) -> Tensor:

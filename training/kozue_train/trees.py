@@ -25,6 +25,10 @@ class Tree:
         self.tokens.append(token)
         return len(self.tokens) - 1
 
+    def first(self, budget: int) -> Tree:
+        """The tree of its first `budget` nodes."""
+        return Tree(self.parents[:budget], self.tokens[:budget])
+
     def accepted(self, path: list[int]) -> int:
         """How many tokens of `path` (what the target chose after the root) lie in the tree."""
         children = {(p, t): i for i, (p, t) in enumerate(zip(self.parents, self.tokens)) if i}

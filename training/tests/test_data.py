@@ -10,7 +10,7 @@ import pytest
 from conftest import CODE
 from tokenizers import Tokenizer
 
-from kozue_train.data import corpus, heldout
+from kozue_train.data import corpus, heldout, questions
 from kozue_train.data.chat import SPECIAL, Chat
 from kozue_train.data.functions import exercises
 from kozue_train.data.instruct import (
@@ -24,6 +24,7 @@ from kozue_train.data.maths import add_steps, maths_chat, multiply_steps
 from kozue_train.data.shards import read_shard
 from kozue_train.data.talk import talk_chat
 from kozue_train.data.tasks import Task, find_examples, load_families, parse_families
+from kozue_train.stages.data import save_questions
 
 
 @pytest.mark.parametrize(("licence", "ok"), [
@@ -118,3 +119,21 @@ def test_third_person() -> None:
     assert third_person("return the sum and return it") == "returns the sum and returns it"
     assert third_person("multiply two numbers") == "multiplies two numbers"
     assert third_person("compress a string") == "compresses a string"
+
+
+def test_questions_keep_evaluation_apart() -> None:
+    assert not set(questions.topics(True)) & set(questions.topics(False)) and len(questions.topics(True)) > 40
+    tasks = load_families()
+    sets = questions.question_sets(30, 1, True, lambda r: write_chat(r, r.choice(tasks)), exercises(CODE), ["One sentence here. Another follows it. " * 40])
+    assert {k: len(v) for k, v in sets.items()} == {"code": 30, "maths": 30, "chat": 30, "prose": 30}
+    assert any(t in " ".join(sets["chat"]) for t in questions.topics(True)) and not any("{" + "t}" in q for q in sets["chat"])
+    piece = questions.passage(random.Random(0), "One sentence here. Another follows it. " * 40, 120)
+    assert piece.endswith(".") and len(piece) <= 120
+
+
+def test_prompts_of_any_chat_model(data: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    save_questions(data, data / "tokenizer", tmp_path, 5)
+    made = json.loads((tmp_path / "prompts.train.json").read_text())
+    assert {k: len(v) for k, v in made.items()} == {"code": 5, "maths": 5, "chat": 5, "prose": 5}
+    assert all(t.startswith("<|im_start|>user\n") and t.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for ts in made.values() for t in ts)

@@ -175,10 +175,41 @@ def test_generation_stage_keeps_prompts_and_answers_apart(data: Path, tmp_path: 
     save_hf(model, tmp_path / "m")
     tok.save(str(tmp_path / "m" / "tokenizer.json"))
     prompts = json.loads((data / "prompts.eval.json").read_text())
-    assert set(prompts) == {"code", "maths", "chat", "functions", "heldout"} and len(prompts["heldout"]) == 50
+    assert set(prompts) == {"code", "maths", "chat", "functions", "prose", "heldout"} and len(prompts["heldout"]) == 50
     made = generate.run(generate.GenerateOptions(target=tmp_path / "m", prompts=data / "prompts.eval.json", out=tmp_path / "t.npz", new_tokens=6, per_category=2, batch=8, device="cpu"))
     again = generate.Texts.load(tmp_path / "t.npz")
     assert [r.tolist() for r in made.rows] == [r.tolist() for r in again.rows]
     asked = {tuple(tok.encode(p).ids) for ps in prompts.values() for p in ps[:2]}
     assert all(tuple(r[:s].tolist()) in asked and 4 <= len(r) - s <= 6 for r, s in zip(again.rows, again.starts))
     assert isinstance(Features(torch.zeros(1), torch.zeros(1)), Features) and load_dflash is not None
+
+
+def test_a_smaller_tree_is_the_beginning_of_a_larger() -> None:
+    gen = torch.Generator().manual_seed(3)
+    table = torch.randn(9, 9, generator=gen).log_softmax(-1)
+
+    def expand(which: list[int], paths: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        values, index = table[[p[-1] for p in paths]].topk(4, -1)
+        return index, values
+
+    large, small = woven([1], 20, 5, expand)[0], woven([1], 7, 5, expand)[0]
+    assert large.first(7) == small and len(large.tokens) == 20
+    logp, top = torch.randn(5, 6, generator=gen).log_softmax(-1).sort(-1, descending=True)
+    assert ddtree(top, logp, 20).first(7) == ddtree(top, logp, 7)
+
+
+def test_texts_of_a_folder_are_joined(texts: Path, tmp_path: Path) -> None:
+    whole = generate.Texts.load(texts)
+    for i, half in enumerate((slice(0, 40), slice(40, None))):
+        generate.Texts(whole.rows[half], whole.starts[half], whole.categories[half], whole.temperatures[half]).save(tmp_path / f"{i}.npz")
+    joined = generate.Texts.load(tmp_path)
+    assert [r.tolist() for r in joined.rows] == [r.tolist() for r in whole.rows]
+    assert joined.starts.tolist() == whole.starts.tolist() and joined.categories == whole.categories
+    with pytest.raises(FileNotFoundError, match="kozue-train generate"):
+        generate.Texts.load(tmp_path / "empty.npz")
+
+
+def test_gains_are_geometric_means() -> None:
+    rows = [{"category": c, "temperature": 0.0, "method": m, "tokens_per_pass": v} for c, m, v in (
+        ("code", "dflash chain 16", 2.0), ("code", "ddtree 16", 4.0), ("code", "weaver 16", 4.0), ("chat", "dflash chain 16", 1.0), ("chat", "ddtree 16", 2.0), ("chat", "weaver 16", 8.0))]
+    assert evaluate.gains(rows, 16) == "T=0: weaver 16 over ddtree 16: +100.0%\nT=0: weaver 16 over dflash chain 16: +300.0%"

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from kozue_train.data import corpus, heldout, instruct, maths, talk
+from kozue_train.data import corpus, heldout, instruct, maths, questions, talk
 from kozue_train.data.chat import Chat, prompt_text
 from kozue_train.data.compose import composed
 from kozue_train.data.functions import Exercise, exercises
@@ -47,6 +47,7 @@ class DataOptions:
     talk: int = 100_000
     shard_tokens: int = 8_000_000
     processes: int = 2
+    prompts: int = 4000
     compositions: int = 30_000
     families_only: bool = False
     compress: bool = True
@@ -76,11 +77,17 @@ class Pool:
         return r.choice(r.choices(self.groups, self.weights)[0])
 
 
-def usable_tasks(options: DataOptions, log: JsonLog) -> list[Task]:
-    """All tasks that no held-out prompt asks for; the decision is cached in dropped.json."""
+def every_task(options: DataOptions) -> list[Task]:
+    """The families, and unless told otherwise all grids, single tasks and compositions."""
     tasks = load_families()
     if not options.families_only:
         tasks += all_grids() + single_tasks() + composed(random.Random(options.seed + 1), options.compositions)
+    return tasks
+
+
+def usable_tasks(options: DataOptions, log: JsonLog) -> list[Task]:
+    """All tasks that no held-out prompt asks for; the decision is cached in dropped.json."""
+    tasks = every_task(options)
     cache = options.out / "dropped.json"
     if cache.exists():
         dropped = set(json.loads(cache.read_text()))
@@ -265,19 +272,48 @@ def run(options: DataOptions) -> None:
             if count and not (out / "shards" / f"{name}.json").exists():
                 jobs = [(name, i, min(SAMPLES_PER_JOB, count)) for i in range(max(2, -(-count // SAMPLES_PER_JOB)))]
                 _write_set(options, log, name, workers.imap(_job, jobs))
-    save_prompts(out, tasks, listed, talks)
+    save_prompts(out, tasks, sources, options.prompts)
 
 
-def save_prompts(out: Path, tasks: list[Task], found: list[Exercise], talks: list[list[str]], count: int = 4000) -> None:
+def save_prompts(out: Path, tasks: list[Task], sources: Sources, count: int) -> None:
     """Prompts (up to the answer) for the target's own generations, by category, and held-out ones for evaluation."""
-    state: dict[str, object] = {"pool": Pool(tasks), "exercises": found, "talks": talks}
-    for split, seed, n in (("train", 77, count), ("eval", 991, 64)):
+    found = sources.exercises
+    state: dict[str, object] = {"pool": Pool(tasks), "exercises": found, "talks": sources.conversations}
+    for split, seed, n in (("train", 77, count), ("eval", 991, 256)):
         sets: dict[str, list[str]] = {}
         for category, name in (("code", "tasks"), ("maths", "maths"), ("chat", "talk"), ("functions", "exercises")):
             if name == "exercises" and not found:
                 continue
             texts = chats_of(name, seed, n, state)
             sets[category] = [t[: t.rindex("<|im_start|>assistant\n") + len("<|im_start|>assistant\n<think>\n")] + ("" if "<think>\n\n</think>" not in t else "\n</think>\n\n") for t in texts]
+        prose = prose_texts(sources, split == "eval")
+        r = random.Random(f"prose/{seed}")
+        sets["prose"] = [questions.passage(r, r.choice(prose), 260) for _ in range(n)] if prose else []
         if split == "eval":
             sets["heldout"] = [prompt_text(p.text) for p in heldout.CODE]
         (out / f"prompts.{split}.json").write_text(json.dumps(sets))
+
+
+def prose_texts(sources: Sources, held_out: bool) -> list[str]:
+    """Prose documents; every twentieth is kept for evaluation prompts."""
+    texts = [d.text for d in sources.documents if d.kind == "prose" and len(d.text) > 600]
+    return [t for i, t in enumerate(texts) if (i % 20 == 19) == held_out]
+
+
+def save_questions(data: Path, target: Path, out: Path, count: int) -> None:
+    """Stage `prompts`: prompts.train.json and prompts.eval.json for any chat model, in its own template."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    sources = load_sources(data / "sources.jsonl.xz")
+    dropped = set(json.loads((data / "dropped.json").read_text()))
+    pool = Pool([t for t in every_task(DataOptions(raw=data, out=data)) if t.key not in dropped])
+    out.mkdir(parents=True, exist_ok=True)
+    for split, seed, n in (("train", 5, count), ("eval", 6, 256)):
+        held_out = split == "eval"
+        made = questions.question_sets(n, seed, held_out, lambda r: instruct.write_chat(r, pool.draw(r)), sources.exercises, prose_texts(sources, held_out))
+        texts = {
+            name: [tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in asked]
+            for name, asked in made.items()
+        }
+        (out / f"prompts.{split}.json").write_text(json.dumps(texts))

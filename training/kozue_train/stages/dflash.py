@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kozue_train.checkpoint import load_resume, save_resume
-from kozue_train.frozen import Frozen, load_frozen
+from kozue_train.frozen import Frozen, load_frozen, product_dtype
 from kozue_train.log import JsonLog
 from kozue_train.model.dflash import (
     DFlash,
@@ -49,6 +49,7 @@ class DrafterOptions:
     gamma: float = 7.0
     seed: int = 0
     device: str = "cuda"
+    dtype: str = "auto"
     # dflash
     layers: int = 3
     intermediate: int = 1024
@@ -61,9 +62,9 @@ class DrafterOptions:
     rope_theta: float = 10000.0
     # distillation: train with weights and inputs rounded to these bits (0: not)
     bits: int = 0
-    # the drafter to start from (with bits), or that a Weaver is trained for
+    # the drafter to go on from, or that a Weaver is trained for
     drafter: Path | None = None
-    # weaver; `weaver` is the one to start from (with bits)
+    # weaver; `weaver` is the one to go on from
     weaver: Path | None = None
     rank: int = 384
     weaver_heads: int = 3
@@ -200,7 +201,7 @@ def prepare(options: DrafterOptions) -> tuple[torch.device, torch.dtype, Frozen]
     """Device, type of the products and the frozen target (with Triton kernels for ours on a GPU)."""
     device = torch.device(options.device)
     torch.manual_seed(options.seed)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = product_dtype(options.dtype, device)
     if device.type == "cuda":
         from kozue_train.model import gated_delta
 
@@ -213,7 +214,7 @@ def run(options: DrafterOptions) -> dict[str, Any]:
     """Trains or goes on training; writes `out/dflash` in z-lab's format."""
     options.out.mkdir(parents=True, exist_ok=True)
     device, _, target = prepare(options)
-    if options.bits and options.drafter:
+    if options.drafter:
         model = load_dflash(options.drafter)
     else:
         model = DFlash(drafter_config(options, target))
@@ -224,7 +225,7 @@ def run(options: DrafterOptions) -> dict[str, Any]:
     # Start with outputs of the size that the head is used to: the RMS of the target's final hidden states.
     seen = target.features(batches.next().ids, model.config.target_layer_ids[:1]).hidden
     with torch.no_grad():
-        if not options.bits:
+        if not options.drafter:
             model.norm.weight.copy_(0.5 * seen.float().pow(2).mean((0, 1)).sqrt())
 
     def step_loss(batch: Anchors) -> dict[str, Tensor]:

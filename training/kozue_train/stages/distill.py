@@ -37,6 +37,7 @@ class DistillOptions:
     length: int = 512
     steps: int = 1000
     call_seconds: float = 1e9
+    planned_seconds: float = 0.0  # 0: the schedule runs on steps, else on training seconds
     matrix_lr: float = 1e-4
     other_lr: float = 1e-4
     seed: int = 0
@@ -44,10 +45,11 @@ class DistillOptions:
     check_rows: int = 16
 
 
-def student_logits(student: Rounded, ids: Tensor, weights: dict[str, Tensor] | None = None) -> Tensor:
+def student_logits(student: Rounded, ids: Tensor) -> Tensor:
     """Logits with rounded weights, hidden state and head."""
-    hidden, _ = student(ids)
-    head = (weights or student.weights())["model.embed_tokens.weight"]
+    weights = student.weights()
+    hidden, _ = student(ids, weights=weights)
+    head = weights["model.embed_tokens.weight"]
     return _rounded_product(hidden, head) if student.form.inputs else hidden @ head.to(hidden.dtype).t()
 
 
@@ -102,27 +104,33 @@ def run(options: DistillOptions) -> dict[str, Any]:
     model = copy.deepcopy(teacher).requires_grad_(True)
     student = Rounded(model, Format(options.bits))
     optimizer = Optimizer(list(model.named_parameters()), options.matrix_lr, options.other_lr, weight_decay=0.0)
-    state, step = options.out / "state.pt", 0
+    state, step, spent = options.out / "state.pt", 0, 0.0
     if state.exists():
         saved = load_resume(state, device)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+        step, spent = saved["step"], saved["spent"]
     train, val = load_sets(options.data / "shards", list(LATE))
     before = perplexities(teacher, student, val, options.length, options.check_rows, device)
     log.write(stage="distill", event="before", step=step, loss_percent=round(loss_in_percent(before), 3), perplexities_and_kl=before)
     mixer = Mixer(train, options.length, options.seed + step)
     window: list[Tensor] = []
-    while step < options.steps and time.time() - began < options.call_seconds:
+    clock = time.time()
+    while time.time() - began < options.call_seconds:
+        progress = spent / options.planned_seconds if options.planned_seconds else step / options.steps
+        if progress >= 1:
+            break
         ids = torch.from_numpy(mixer.batch(options.rows, 0.9)[:, :-1]).to(device)
         with torch.no_grad():
             wanted = teacher.logits(teacher(ids)[0])
         value = kl(wanted, student_logits(student, ids))
         value.backward()
-        scale = schedule(step / options.steps, 0.05, 0.3, 0.02)
+        scale = schedule(progress, 0.05, 0.3, 0.02)
         optimizer.step(scale)
         window.append(value.detach())
         step += 1
+        now = time.time()
+        spent, clock = spent + now - clock, now
         if step % 20 == 0 or step == options.steps:
             log.write(stage="distill", step=step, loss=round(float(torch.stack(window).mean()), 5), lr=round(scale, 4), seconds=round(time.time() - began, 1))
             window = []
@@ -130,7 +138,7 @@ def run(options: DistillOptions) -> dict[str, Any]:
     after = perplexities(teacher, student, val, options.length, options.check_rows, device)
     summary = {"step": step, "loss_percent_before": round(loss_in_percent(before), 3), "loss_percent": round(loss_in_percent(after), 3), "kl_before": mean_kl(before), "kl": mean_kl(after)}
     log.write(stage="distill", event="end", **summary, perplexities_and_kl=after)
-    save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step)
+    save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, spent=spent)
     save_hf(model, options.out / "distilled")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (options.target / name).exists():

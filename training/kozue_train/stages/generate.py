@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from kozue_train.frozen import load_frozen
+from kozue_train.frozen import load_frozen, product_dtype
 from kozue_train.log import JsonLog
 
 
@@ -32,6 +33,16 @@ class Texts:
 
     @staticmethod
     def load(path: Path) -> Texts:
+        """One file, or all `.npz` files of a folder."""
+        if Path(path).is_dir():
+            files = sorted(Path(path).glob("*.npz"))
+            if not files:
+                raise FileNotFoundError(f"{path}: no .npz file there; run `kozue-train generate` first")
+            parts = [Texts.load(f) for f in files]
+            return Texts(
+                [r for p in parts for r in p.rows], np.concatenate([p.starts for p in parts]), [c for p in parts for c in p.categories],
+                np.concatenate([p.temperatures for p in parts]),
+            )
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: not there; run `kozue-train generate` first")
         with np.load(path) as archive:  # each access to an archive member decompresses it: read them once
@@ -42,7 +53,7 @@ class Texts:
 
 @dataclass
 class GenerateOptions:
-    """`per_category` limits the prompts of each category (0: all)."""
+    """`per_category` limits the prompts of each category (0: all); `part` of `parts` takes every `parts`-th of them."""
 
     target: Path
     prompts: Path
@@ -51,27 +62,36 @@ class GenerateOptions:
     max_prompt: int = 300
     batch: int = 2048
     per_category: int = 0
+    part: int = 0
+    parts: int = 1
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.7, 1.0)
     stops: tuple[int, ...] = (0, 2)
     device: str = "cuda"
     seconds: float = 1e9
+    dtype: str = "auto"
+
+
+def in_rounds(todo: list[tuple[list[int], str, float]], size: int) -> list[tuple[list[int], str, float]]:
+    """A random order, then by length within each `size` prompts: batches need little padding, and a run cut short has prompts of every kind."""
+    todo = random.Random(0).sample(todo, len(todo))
+    return [x for at in range(0, len(todo), size) for x in sorted(todo[at : at + size], key=lambda x: len(x[0]) // 16)]
 
 
 def run(options: GenerateOptions) -> Texts:
-    """Answers all prompts, longest prompts last; stops early (with what is done) when `seconds` are over."""
+    """Answers all prompts; stops early (with what is done) when `seconds` are over."""
     began = time.time()
     log = JsonLog(options.out.with_suffix(".jsonl"))
     device = torch.device(options.device)
-    torch.manual_seed(7)
-    target = load_frozen(options.target, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    torch.manual_seed(7 + options.part)
+    target = load_frozen(options.target, device, product_dtype(options.dtype, device))
     tok = Tokenizer.from_file(str(options.target / "tokenizer.json"))
     todo: list[tuple[list[int], str, float]] = []
     for category, prompts in json.loads(options.prompts.read_text()).items():
         for i, text in enumerate(prompts[: options.per_category or None]):
             ids = tok.encode(text).ids
-            if len(ids) <= options.max_prompt:
+            if 1 <= len(ids) <= options.max_prompt and i // len(options.temperatures) % options.parts == options.part:
                 todo.append((ids, category, options.temperatures[i % len(options.temperatures)]))
-    todo.sort(key=lambda x: len(x[0]) // 16)
+    todo = in_rounds(todo, 4 * options.batch)
     rows: list[np.ndarray] = []
     kept: list[tuple[int, str, float]] = []
     order = list(range(0, len(todo), options.batch))

@@ -48,6 +48,7 @@ class TargetOptions:
     other_lr: float = 3e-3
     warmup: float = 0.015
     decay_from: float = 0.6
+    late_from: float = 2 / 3
     seed: int = 0
     start_from: Path | None = None
     device: str = "cuda"
@@ -144,7 +145,7 @@ def run(options: TargetOptions) -> dict[str, Any]:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step, spent, tokens = saved["step"], saved["spent"], saved["tokens"]
-    mixer = Mixer(train, options.length, options.seed + step)
+    mixer = Mixer(train, options.length, options.seed + step, options.late_from)
     plan = {"progress": spent / options.planned_seconds}
     feed = Prefetch(lambda: mixer.batch(options.rows, plan["progress"]), device)
     weight = model.get_parameter("model.embed_tokens.weight")
