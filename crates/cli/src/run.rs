@@ -137,6 +137,7 @@ impl Setup<'_> {
     pub fn show_event(&self, event: Event, printer: &mut Printer) {
         match event {
             Event::Prefill { done, total } => panel::prefill(done, total),
+            Event::Token(_) => {}
             Event::Text(text) => {
                 if !printer.push(text) {
                     self.interrupt.flag().store(true, Ordering::Relaxed);
@@ -168,6 +169,8 @@ impl Setup<'_> {
             sampling: sampling(&self.args.sampling, self.loaded),
             max_tokens: self.args.max_tokens,
             stop: self.args.stop.clone(),
+            grammar: None,
+            logprobs: None,
             ignore_eos: self.args.ignore_eos,
             trace: false,
         }

@@ -35,6 +35,8 @@ pub fn run(args: &TraceArgs) -> Result<(), Failure> {
         },
         max_tokens: Some(args.max_tokens),
         stop: Vec::new(),
+        grammar: None,
+        logprobs: None,
         ignore_eos: false,
         trace: true,
     };

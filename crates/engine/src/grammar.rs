@@ -221,6 +221,35 @@ impl Grammar {
         Ok(word >> (token % 32) & 1 == 1)
     }
 
+    /// Gives the logits of tokens that may not come next to minus infinity.
+    pub fn rule_out(&mut self, logits: &mut [f32]) -> Result<(), Error> {
+        for (logits, word) in logits.chunks_mut(32).zip(self.mask()?) {
+            for (bit, logit) in logits.iter_mut().enumerate() {
+                if word >> bit & 1 == 0 {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How many of `tokens`, one after another, may come next.
+    pub fn legal(&mut self, tokens: &[u32]) -> Result<usize, Error> {
+        let mut state = self.clone();
+        for (done, &token) in tokens.iter().enumerate() {
+            // Within the grammar the parser walks by itself.
+            if state.thought == Thought::None && !state.matcher.is_stopped() {
+                let rest = &tokens[done..];
+                let legal = state.matcher.validate_tokens(rest).map_err(failed)?;
+                return Ok(done + legal);
+            }
+            if !state.accept(token)? {
+                return Ok(done);
+            }
+        }
+        Ok(tokens.len())
+    }
+
     /// Advances by a token. `false`, with nothing changed, where it may not come.
     pub fn accept(&mut self, token: u32) -> Result<bool, Error> {
         if !self.allows(token)? {

@@ -8,6 +8,7 @@ pub mod energy;
 pub mod error;
 pub mod grammar;
 pub mod loaded;
+mod logprobs;
 pub mod memory;
 pub mod noise;
 pub mod prefix_cache;

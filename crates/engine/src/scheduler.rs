@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
 use crate::runner::run_pass;
 use crate::sequence::Sequence;
-use crate::session::{Event, Request};
+use crate::session::{Drawn, Event, Request};
 use crate::starts::Starts;
 use crate::target::LanguageModel;
 use kozue_model::State;
@@ -60,12 +60,38 @@ pub enum Progress {
         /// Prompt tokens that need no computing, because the model's state holds them already.
         cached_tokens: usize,
     },
+    /// A token was drawn; its text follows, unless it belongs to later text or to none.
+    Token(Token),
     /// The answer goes on with this text.
     Text(String),
     /// The answer is whole.
     Finished(Finished),
     /// There is no answer.
     Failed(Error),
+}
+
+/// A drawn token; see [`Drawn`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// Its id.
+    pub token: u32,
+    /// The forward pass that made it.
+    pub pass: usize,
+    /// Its log-probability, where it was asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with theirs.
+    pub top: Vec<(u32, f32)>,
+}
+
+impl Token {
+    fn of(drawn: Drawn) -> Token {
+        Token {
+            token: drawn.token,
+            pass: drawn.pass,
+            logprob: drawn.logprob,
+            top: drawn.top.to_vec(),
+        }
+    }
 }
 
 /// How an answer ended and what it took.
@@ -323,6 +349,14 @@ fn tell(listener: &mut Listener, cancel: &AtomicBool, progress: Progress) {
     }
 }
 
+fn tell_event(listener: &mut Listener, cancel: &AtomicBool, event: Event) {
+    match event {
+        Event::Prefill { .. } => {}
+        Event::Token(drawn) => tell(listener, cancel, Progress::Token(Token::of(drawn))),
+        Event::Text(text) => tell(listener, cancel, Progress::Text(text.to_string())),
+    }
+}
+
 /// The model's thread.
 struct Worker<'a> {
     loaded: &'a Loaded,
@@ -458,10 +492,8 @@ impl<'a> Worker<'a> {
         let model = &self.loaded.model;
         let result = catch_unwind(AssertUnwindSafe(|| {
             run_pass(model, &mut sequences, &mut |index, event| {
-                if let Event::Text(text) = event {
-                    let (listener, cancel) = &mut listeners[index];
-                    tell(listener, cancel, Progress::Text(text.to_string()));
-                }
+                let (listener, cancel) = &mut listeners[index];
+                tell_event(listener, cancel, event);
             })
         }));
         let seconds = start.elapsed().as_secs_f64();
@@ -514,9 +546,7 @@ impl<'a> Worker<'a> {
                 sequence,
             } = self.running.remove(index);
             let (answer, ended) = sequence.end(&mut |event| {
-                if let Event::Text(text) = event {
-                    tell(&mut listener, &cancel, Progress::Text(text.to_string()));
-                }
+                tell_event(&mut listener, &cancel, event);
             });
             self.starts.ended(ended);
             let finished = Finished::of(&answer);

@@ -7,10 +7,11 @@
 use crate::answer::{Answer, FinishReason, Usage};
 use crate::energy::EnergyMeter;
 use crate::error::Error;
+use crate::logprobs::logprobs;
 use crate::memory::resident_bytes;
 use crate::prefix_cache::Snapshot;
 use crate::sampler::{History, Sampler};
-use crate::session::{Event, Request};
+use crate::session::{Drawn, Event, Request};
 use crate::speculation::{Draft, Growth, Read, Round, Speculator};
 use crate::stats::Counts;
 use crate::stop::StopStrings;
@@ -48,6 +49,8 @@ pub struct Sequence<'a, S> {
     snapshots: Vec<Snapshot<'a, S>>,
     answer: Vec<u32>,
     sampler: Sampler,
+    /// Logits that the grammar has gone over.
+    masked: Vec<f32>,
     writer: Writer<'a>,
     speculator: Option<Speculator<'a>>,
     plan: Plan,
@@ -112,6 +115,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
             context,
             vocab_size,
             sampler: Sampler::new(request.sampling.clone(), vocab_size)?,
+            masked: Vec::new(),
             writer: Writer::new(tokenizer, &request.stop),
             turn: turn(&request.prompt, tokenizer),
             snapshots: Vec::new(),
@@ -215,6 +219,9 @@ impl<'a, S: Clone> Sequence<'a, S> {
         };
         let mut draft = speculator.drafter.propose(&growth)?;
         sanitise(&mut draft, &growth, self.vocab_size);
+        if let Some(grammar) = &mut self.request.grammar {
+            draft.keep_legal(|path| grammar.legal(path))?;
+        }
         let milliseconds = start.elapsed().as_secs_f64() * 1e3;
         self.counts.speculation.draft_s += milliseconds * 1e-3;
         speculator.pace.cut(&mut draft, others);
@@ -423,8 +430,31 @@ impl<'a, S: Clone> Sequence<'a, S> {
             prompt: &self.request.prompt,
             answer: &self.answer,
         };
-        let token = self.sampler.sample(logits, history)?;
+        let token = match &mut self.request.grammar {
+            None => self.sampler.sample(logits, history)?,
+            Some(grammar) => {
+                self.masked.clear();
+                self.masked.extend_from_slice(logits);
+                grammar.rule_out(&mut self.masked)?;
+                let token = self.sampler.sample(&self.masked, history)?;
+                grammar.accept(token)?;
+                token
+            }
+        };
         self.answer.push(token);
+        let (logprob, top) = match self.request.logprobs {
+            None => (None, Vec::new()),
+            Some(alternatives) => {
+                let (logprob, top) = logprobs(logits, token, alternatives);
+                (Some(logprob), top)
+            }
+        };
+        events(Event::Token(Drawn {
+            token,
+            pass: self.counts.forward_passes,
+            logprob,
+            top: &top,
+        }));
         if self.counts.first_token_s.is_none() {
             self.counts.first_token_s = Some(self.start.elapsed().as_secs_f64());
             self.counts.prefill_energy_j = self.energy.as_mut().and_then(EnergyMeter::joules);

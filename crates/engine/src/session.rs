@@ -2,6 +2,7 @@
 
 use crate::answer::Answer;
 use crate::error::Error;
+use crate::grammar::Grammar;
 use crate::runner::run_pass;
 use crate::sampling::Sampling;
 use crate::sequence::Sequence;
@@ -22,6 +23,10 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// Texts that end the answer and are not part of it.
     pub stop: Vec<String>,
+    /// What the answer must look like; `None` = any text.
+    pub grammar: Option<Grammar>,
+    /// Whether events tell the probability of each token, and with how many alternatives.
+    pub logprobs: Option<usize>,
     /// Whether the model's end tokens are ignored.
     pub ignore_eos: bool,
     /// Whether the answer tells of its drafts.
@@ -29,7 +34,7 @@ pub struct Request {
 }
 
 /// What happens while an answer is made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event<'a> {
     /// `done` of `total` prompt tokens are computed.
     Prefill {
@@ -38,8 +43,24 @@ pub enum Event<'a> {
         /// Length of the prompt.
         total: usize,
     },
+    /// A token was drawn. Its text follows, unless it belongs to later text or to none.
+    Token(Drawn<'a>),
     /// The answer goes on with this text.
     Text(&'a str),
+}
+
+/// A drawn token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Drawn<'a> {
+    /// Its id.
+    pub token: u32,
+    /// The forward pass that made it; the prompt's is 0.
+    pub pass: usize,
+    /// Natural logarithm of its probability before bias, penalties, temperature and filters,
+    /// where [`Request::logprobs`] asks for it.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens with theirs, best first.
+    pub top: &'a [(u32, f32)],
 }
 
 /// Runs requests on one model and keeps snapshots of their states, so that a prompt which shares

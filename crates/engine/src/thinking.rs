@@ -44,6 +44,11 @@ impl ThoughtSplitter {
         }
     }
 
+    /// Whether a thought is open.
+    pub fn in_thought(&self) -> bool {
+        self.place == Place::Thought
+    }
+
     /// Takes text and calls `emit` for every part that is certain.
     pub fn push(&mut self, text: &str, mut emit: impl FnMut(Part, &str)) {
         self.held.push_str(text);

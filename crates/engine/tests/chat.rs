@@ -347,6 +347,8 @@ fn second_turn(answer: &str, source: &str, stop: &[&str]) -> (usize, usize, Vec<
             sampling: Sampling::greedy(),
             max_tokens: Some(200),
             stop: stop.iter().map(|s| s.to_string()).collect(),
+            grammar: None,
+            logprobs: None,
             ignore_eos: false,
             trace: false,
         };

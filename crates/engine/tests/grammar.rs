@@ -163,6 +163,38 @@ fn a_refused_token_changes_nothing() {
 }
 
 #[test]
+fn paths_are_legal_as_far_as_they_go() {
+    let legal = |grammar: &mut Grammar, text: &str| {
+        let tokens = TOKENIZER.encode(text, Control::Recognised).unwrap();
+        let legal = grammar.legal(&tokens).unwrap();
+        // As accepting one by one has it.
+        let mut walker = grammar.clone();
+        let walked = tokens
+            .iter()
+            .take_while(|token| walker.accept(**token).unwrap())
+            .count();
+        assert_eq!(legal, walked, "{text}");
+        legal == tokens.len()
+    };
+    for thought in [Thought::None, Thought::Possible, Thought::Open] {
+        let mut grammar = Grammar::json_object(&VOCABULARY, thought).unwrap();
+        for (text, fine) in [
+            ("{\"a\": 1}<|im_end|>", thought != Thought::Open),
+            ("x }</think>\n\n{\"a\": 1}", thought == Thought::Open),
+            (
+                "<think>x }</think>{}<|endoftext|>",
+                thought != Thought::None,
+            ),
+            ("x}</think>[1]", false),
+            ("{\"a\" 1}", thought == Thought::Open),
+            ("", true),
+        ] {
+            assert_eq!(legal(&mut grammar, text), fine, "{thought:?} {text}");
+        }
+    }
+}
+
+#[test]
 fn forced_text_is_known() {
     let mut grammar = Grammar::regex(&VOCABULARY, "abc(d|e)fé", Thought::None).unwrap();
     assert_eq!(grammar.forced_text(), "abc");

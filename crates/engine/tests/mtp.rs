@@ -34,6 +34,8 @@ fn answers(loaded: &Loaded, sampling: &Sampling) -> Vec<Answer> {
             sampling: sampling.clone(),
             max_tokens: Some(40),
             stop: Vec::new(),
+            grammar: None,
+            logprobs: None,
             ignore_eos: true,
             trace: false,
         };

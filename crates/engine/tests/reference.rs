@@ -93,6 +93,8 @@ fn a_session_writes_the_greedy_tokens() {
                 sampling: Sampling::greedy(),
                 max_tokens: Some(greedy.len()),
                 stop: Vec::new(),
+                grammar: None,
+                logprobs: None,
                 ignore_eos: true,
                 trace: false,
             };

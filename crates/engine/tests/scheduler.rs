@@ -34,6 +34,8 @@ fn request(prompt: &[u32], max_tokens: usize) -> Request {
         sampling: Sampling::greedy(),
         max_tokens: Some(max_tokens),
         stop: Vec::new(),
+        grammar: None,
+        logprobs: None,
         ignore_eos: true,
         trace: false,
     }

@@ -17,6 +17,8 @@ fn request(prompt: &[u32]) -> Request {
         sampling: Sampling::greedy(),
         max_tokens: Some(50),
         stop: Vec::new(),
+        grammar: None,
+        logprobs: None,
         ignore_eos: false,
         trace: false,
     }
@@ -74,6 +76,8 @@ fn the_end_token_can_be_ignored() {
     let ends = [eos(&tokenizer)];
     let mut session = Session::new(&model, &tokenizer, &ends, 4096, CACHE);
     let request = Request {
+        grammar: None,
+        logprobs: None,
         ignore_eos: true,
         trace: false,
         max_tokens: Some(7),

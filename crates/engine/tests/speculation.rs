@@ -135,6 +135,8 @@ fn request(prompt: &[u32], sampling: &Sampling) -> Request {
         sampling: sampling.clone(),
         max_tokens: Some(40),
         stop: Vec::new(),
+        grammar: None,
+        logprobs: None,
         ignore_eos: true,
         trace: false,
     }
@@ -329,6 +331,8 @@ fn an_answer_ends_in_the_midst_of_an_accepted_run() {
                 let request = Request {
                     max_tokens,
                     stop: stop.iter().map(|s| s.to_string()).collect(),
+                    grammar: None,
+                    logprobs: None,
                     ignore_eos: false,
                     ..request(&prompt, &Sampling::greedy())
                 };

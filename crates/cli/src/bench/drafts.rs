@@ -206,6 +206,8 @@ fn request(args: &BenchArgs, loaded: &Loaded, prompt: &str) -> Result<Request, F
         },
         max_tokens: Some(args.max_tokens),
         stop: Vec::new(),
+        grammar: None,
+        logprobs: None,
         ignore_eos: false,
         trace: false,
     })

@@ -86,6 +86,31 @@ impl Draft {
         self.log_chances.truncate(nodes.max(1));
     }
 
+    /// Keeps the nodes whose paths are `legal`, which says how many tokens of a path below the
+    /// root are.
+    pub fn keep_legal<E>(
+        &mut self,
+        mut legal: impl FnMut(&[u32]) -> Result<usize, E>,
+    ) -> Result<(), E> {
+        let old = std::mem::replace(self, Draft::root(self.tree.tokens()[0]));
+        // New places of the old nodes that stay.
+        let mut places = vec![Some(0)];
+        for node in 1..old.len() {
+            let parent = old.tree.parents()[node] as usize;
+            let path = old.tree.path(node);
+            let tokens: Vec<u32> = path[1..].iter().map(|&n| old.tree.tokens()[n]).collect();
+            let place = match places[parent] {
+                Some(parent_place) if legal(&tokens)? == tokens.len() => {
+                    let edge = old.log_chances[node] - old.log_chances[parent];
+                    Some(self.push(parent_place, old.tree.tokens()[node], edge))
+                }
+                _ => None,
+            };
+            places.push(place);
+        }
+        Ok(())
+    }
+
     /// Adds `token` below `parent` with the natural log-probability `edge` of that step; gives the
     /// new node.
     ///
@@ -218,6 +243,22 @@ impl<T> Ord for Candidate<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn illegal_nodes_go_with_all_below_them() {
+        let mut draft = Draft::root(9);
+        let a = draft.push(0, 1, -0.5);
+        let b = draft.push(0, 2, -1.0);
+        draft.push(a, 2, -1.0);
+        draft.push(b, 1, -1.0);
+        draft.push(a, 3, -2.0);
+        // Only odd tokens are legal.
+        let legal = |path: &[u32]| Ok::<_, ()>(path.iter().take_while(|t| *t % 2 == 1).count());
+        draft.keep_legal(legal).unwrap();
+        assert_eq!(draft.tree.tokens(), [9, 1, 3]);
+        assert_eq!(draft.tree.parents(), [-1, 0, 1]);
+        assert_eq!(draft.log_chances, [0.0, -0.5, -2.5]);
+    }
     use proptest::prelude::*;
 
     #[test]
