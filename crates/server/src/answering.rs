@@ -5,7 +5,7 @@ use crate::calls::Piece;
 use crate::error::ApiError;
 use crate::output::Output;
 use axum::http::StatusCode;
-use kozue_engine::scheduler::{Finished, Progress};
+use kozue_engine::scheduler::{Finished, Progress, Token};
 use kozue_engine::{FinishReason, Request};
 use std::any::Any;
 use std::sync::Arc;
@@ -36,10 +36,21 @@ pub enum Finish {
 /// What is told of an answer.
 #[derive(Debug)]
 pub enum Happening {
-    /// It goes on.
-    Pieces(Vec<Piece>),
+    /// It goes on. The tokens belong to the first text among the pieces.
+    Pieces(Vec<Piece>, Vec<Token>),
     /// It is whole.
-    Ended(Finish, Finished),
+    Ended(Ended),
+}
+
+/// How an answer ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Ended {
+    /// Why.
+    pub finish: Finish,
+    /// What it took.
+    pub finished: Finished,
+    /// How many of its tokens were a thought.
+    pub reasoning_tokens: usize,
 }
 
 /// The answers to one request. Dropping this gives up what is not finished.
@@ -59,8 +70,11 @@ struct One {
     /// Nothing more is wanted.
     enough: Arc<AtomicBool>,
     calls: usize,
-    /// Whether the last call is whole.
+    /// Whether the last call is not whole.
     call_open: bool,
+    /// Tokens whose text has not been handed out.
+    pending: Vec<Token>,
+    reasoning_tokens: usize,
     /// Gives the request up when it is dropped.
     _ticket: Box<dyn Any + Send>,
 }
@@ -87,6 +101,8 @@ impl Answering {
                 enough,
                 calls: 0,
                 call_open: false,
+                pending: Vec::new(),
+                reasoning_tokens: 0,
                 _ticket: ticket,
             });
         }
@@ -135,10 +151,11 @@ impl Answering {
             };
             match progress {
                 Progress::Started { .. } => {}
+                Progress::Token(token) => self.answers[index].pending.push(token),
                 Progress::Text(text) => {
-                    let pieces = self.answers[index].text(&text);
+                    let (pieces, tokens) = self.answers[index].text(&text);
                     if !pieces.is_empty() {
-                        return Some(Ok((index, Happening::Pieces(pieces))));
+                        return Some(Ok((index, Happening::Pieces(pieces, tokens))));
                     }
                 }
                 Progress::Failed(error) => {
@@ -146,10 +163,10 @@ impl Answering {
                     return Some(Err(error.into()));
                 }
                 Progress::Finished(finished) => {
-                    let rest = self.answers[index].rest();
+                    let (rest, tokens) = self.answers[index].rest(finished.by_token);
                     if !rest.is_empty() {
                         self.first = Some((index, Progress::Finished(finished)));
-                        return Some(Ok((index, Happening::Pieces(rest))));
+                        return Some(Ok((index, Happening::Pieces(rest, tokens))));
                     }
                     self.open -= 1;
                     self.app.metrics.answered(&finished);
@@ -157,7 +174,12 @@ impl Answering {
                         self.open = 0;
                         return Some(Err(stopped()));
                     };
-                    return Some(Ok((index, Happening::Ended(finish, finished))));
+                    let ended = Ended {
+                        finish,
+                        finished,
+                        reasoning_tokens: self.answers[index].reasoning_tokens,
+                    };
+                    return Some(Ok((index, Happening::Ended(ended))));
                 }
             }
         }
@@ -171,8 +193,11 @@ impl Answering {
             let (index, happening) = next?;
             let answer = &mut answers[index];
             match happening {
-                Happening::Pieces(pieces) => pieces.into_iter().for_each(|piece| answer.add(piece)),
-                Happening::Ended(finish, finished) => answer.end = Some((finish, finished)),
+                Happening::Pieces(pieces, tokens) => {
+                    pieces.into_iter().for_each(|piece| answer.add(piece));
+                    answer.tokens.extend(tokens);
+                }
+                Happening::Ended(ended) => answer.end = Some(ended),
             }
         }
         Ok(answers)
@@ -180,23 +205,48 @@ impl Answering {
 }
 
 impl One {
-    fn text(&mut self, text: &str) -> Vec<Piece> {
+    fn text(&mut self, text: &str) -> (Vec<Piece>, Vec<Token>) {
         if self.enough.load(Ordering::Relaxed) {
+            return (Vec::new(), Vec::new());
+        }
+        let thinking = self.output.in_thought();
+        let pieces = self.output.push(text);
+        if thinking || self.output.in_thought() {
+            self.reasoning_tokens += self.pending.len();
+            self.pending.clear();
+        }
+        let pieces = self.counted(pieces);
+        let tokens = self.tokens_of(&pieces);
+        (pieces, tokens)
+    }
+
+    /// The pending tokens, if `pieces` hand out their text. Those of calls are of no interest.
+    fn tokens_of(&mut self, pieces: &[Piece]) -> Vec<Token> {
+        if pieces.is_empty() {
             return Vec::new();
         }
-        let pieces = self.output.push(text);
-        self.counted(pieces)
+        let tokens = std::mem::take(&mut self.pending);
+        match pieces.iter().any(|piece| matches!(piece, Piece::Text(_))) {
+            true => tokens,
+            false => Vec::new(),
+        }
     }
 
     /// What was held back; nothing when asked again.
-    fn rest(&mut self) -> Vec<Piece> {
+    fn rest(&mut self, by_token: bool) -> (Vec<Piece>, Vec<Token>) {
         if self.enough.load(Ordering::Relaxed) {
-            return Vec::new();
+            return (Vec::new(), Vec::new());
+        }
+        if by_token {
+            // An end token has no text.
+            self.pending.pop();
         }
         let pieces = self.output.finish();
         // The second time there is nothing left to say.
         self.output = Output::raw();
-        self.counted(pieces)
+        let pieces = self.counted(pieces);
+        let tokens = self.tokens_of(&pieces);
+        (pieces, tokens)
     }
 
     fn counted(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
@@ -246,8 +296,10 @@ pub struct Whole {
     pub text: String,
     /// The calls.
     pub calls: Vec<Call>,
+    /// The tokens of the text.
+    pub tokens: Vec<Token>,
     /// How it ended; there whenever the answer is whole.
-    pub end: Option<(Finish, Finished)>,
+    pub end: Option<Ended>,
 }
 
 /// A call of a tool.
@@ -279,7 +331,7 @@ impl Whole {
 
     /// Why it ended.
     pub fn finish(&self) -> Finish {
-        self.end.map_or(Finish::Stop, |(finish, _)| finish)
+        self.end.map_or(Finish::Stop, |ended| ended.finish)
     }
 }
 
@@ -292,6 +344,8 @@ pub struct Cost {
     pub cached: usize,
     /// Tokens of the answers.
     pub completion: usize,
+    /// Those of them that were thoughts.
+    pub reasoning: usize,
     /// Forward passes after the prompts'.
     pub passes: usize,
 }
@@ -299,7 +353,9 @@ pub struct Cost {
 impl Cost {
     /// Adds an answer. Several answers to one prompt count its tokens once: `first` says that
     /// this one brings its prompt.
-    pub fn add(&mut self, finished: &Finished, first: bool) {
+    pub fn add(&mut self, ended: &Ended, first: bool) {
+        let finished = &ended.finished;
+        self.reasoning += ended.reasoning_tokens;
         if first {
             self.prompt += finished.prompt_tokens;
             self.cached += finished.cached_tokens;
@@ -312,8 +368,8 @@ impl Cost {
     pub fn of(answers: &[Whole], n: usize) -> Cost {
         let mut cost = Cost::default();
         for (index, answer) in answers.iter().enumerate() {
-            if let Some((_, finished)) = &answer.end {
-                cost.add(finished, index.is_multiple_of(n));
+            if let Some(ended) = &answer.end {
+                cost.add(ended, index.is_multiple_of(n));
             }
         }
         cost

@@ -4,11 +4,11 @@ use crate::error::{ApiError, Dialect};
 use crate::guard::{self, Guard};
 use crate::metrics::Metrics;
 use crate::served::Served;
-use crate::{anthropic, openai};
+use crate::{anthropic, openai, page};
 use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
@@ -27,8 +27,10 @@ pub struct App {
 /// The server's paths.
 pub fn router(app: Arc<App>, body_limit: usize) -> Router {
     Router::new()
+        .route("/", get(page::page))
         .route("/health", get(health))
         .route("/metrics", get(metrics))
+        .route("/openapi.json", get(openapi))
         .route("/v1/models", get(openai::models::list))
         .route("/v1/models/{*id}", get(openai::models::one))
         .route("/v1/chat/completions", post(openai::chat::answer))
@@ -114,6 +116,11 @@ async fn metrics(State(app): State<Arc<App>>) -> Response<String> {
         header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"),
     );
     response
+}
+
+async fn openapi() -> Response {
+    let headers = [(header::CONTENT_TYPE, "application/json")];
+    (headers, include_str!("openapi.json")).into_response()
 }
 
 async fn unknown(request: Request) -> ApiError {

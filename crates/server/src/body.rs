@@ -1,6 +1,7 @@
 //! Bodies of requests.
 
 use crate::error::ApiError;
+use crate::slow::BodyError;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
@@ -21,12 +22,27 @@ impl<S: Send + Sync> FromRequest<S> for Whole {
                 let message = "the body is larger than this server takes";
                 Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("body_too_large"))
             }
+            Err(rejection) if is_late(&rejection) => {
+                let message = BodyError::Late.to_string();
+                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message))
+            }
             Err(rejection) => Err(bad(format!(
                 "the body cannot be read: {}",
                 rejection.body_text()
             ))),
         }
     }
+}
+
+fn is_late(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if matches!(error.downcast_ref(), Some(BodyError::Late)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Reads a JSON body. Errors: no JSON, or a field with a wrong type, by its path.

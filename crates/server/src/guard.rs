@@ -29,8 +29,9 @@ impl Guard {
     /// Errors: 401 without a good key, 403 from a foreign host or origin.
     pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
         if !self.keys.is_empty() {
-            // Probes of routers and orchestrators carry no key.
-            return match uri.path() == "/health" || self.knows_key(headers) {
+            // Probes of routers and orchestrators carry no key; the chat page asks for it.
+            let open = matches!(uri.path(), "/" | "/health");
+            return match open || self.knows_key(headers) {
                 true => Ok(()),
                 false => Err(ApiError::new(
                     StatusCode::UNAUTHORIZED,

@@ -17,6 +17,7 @@ pub mod listen;
 pub mod metrics;
 pub mod openai;
 mod output;
+mod page;
 mod prompt;
 pub mod question;
 mod serve;

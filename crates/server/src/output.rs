@@ -28,6 +28,13 @@ impl Output {
         }
     }
 
+    /// Whether a thought is open.
+    pub fn in_thought(&self) -> bool {
+        self.thoughts
+            .as_ref()
+            .is_some_and(ThoughtSplitter::in_thought)
+    }
+
     /// Takes text; gives the pieces that are certain.
     pub fn push(&mut self, text: &str) -> Vec<Piece> {
         let mut out = Vec::new();

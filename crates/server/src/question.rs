@@ -68,10 +68,14 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Number of answers.
     pub n: usize,
+    /// Whether log-probabilities are wanted, and with how many alternatives.
+    pub logprobs: Option<usize>,
 }
 
 /// Most answers of one request.
 const MOST_ANSWERS: usize = 16;
+/// Most alternatives of a token.
+const MOST_ALTERNATIVES: usize = 20;
 /// Most texts that end an answer.
 const MOST_STOPS: usize = 16;
 
@@ -102,6 +106,11 @@ impl Options {
         if self.stop.len() > MOST_STOPS {
             let message = format!("stop may hold {MOST_STOPS} texts, not {}", self.stop.len());
             return Err(ApiError::field("stop", message));
+        }
+        if let Some(top) = self.logprobs.filter(|top| *top > MOST_ALTERNATIVES) {
+            let message =
+                format!("top_logprobs must be between 0 and {MOST_ALTERNATIVES}, not {top}");
+            return Err(ApiError::field("top_logprobs", message));
         }
         if let Some((token, bias)) = self
             .logit_bias

@@ -4,10 +4,11 @@ use crate::calls::CallFormat;
 use crate::error::ApiError;
 use axum::http::StatusCode;
 use kozue_engine::chat::ChatTemplate;
+use kozue_engine::grammar::Vocabulary;
 use kozue_engine::scheduler::{Listener, Load, Refused, Scheduler};
 use kozue_engine::{LanguageModel, Loaded, Request};
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What answers requests.
@@ -46,6 +47,8 @@ pub struct Served {
     /// Whether its template shows tools to it.
     pub template_has_tools: bool,
     template: Option<ChatTemplate>,
+    /// Made when the first grammar needs it.
+    vocabulary: OnceLock<Arc<Vocabulary>>,
     backend: Arc<dyn Backend>,
 }
 
@@ -76,6 +79,7 @@ impl Served {
             call_format: format.unwrap_or(CallFormat::Json),
             template_has_tools: format.is_some(),
             template,
+            vocabulary: OnceLock::new(),
             backend,
             loaded,
         })
@@ -91,6 +95,19 @@ impl Served {
         self.template
             .as_ref()
             .ok_or_else(|| kozue_engine::Error::NoChatTemplate.into())
+    }
+
+    /// The vocabulary for grammars; the first call takes a moment.
+    pub fn vocabulary(&self) -> Result<&Arc<Vocabulary>, kozue_engine::Error> {
+        if let Some(vocabulary) = self.vocabulary.get() {
+            return Ok(vocabulary);
+        }
+        let vocabulary = Vocabulary::new(
+            &self.loaded.tokenizer,
+            &self.loaded.description().generation.eos,
+            self.loaded.model.vocab_size(),
+        )?;
+        Ok(self.vocabulary.get_or_init(|| vocabulary))
     }
 
     /// Errors: the name is another model's.

@@ -1,12 +1,12 @@
 //! Answers as server-sent events.
 
-use crate::answering::{Answering, Finish, Happening};
+use crate::answering::{Answering, Ended, Happening};
 use crate::calls::Piece;
 use crate::error::ApiError;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
-use kozue_engine::scheduler::Finished;
+use kozue_engine::scheduler::Token;
 use serde_json::Value as Json;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -35,8 +35,10 @@ pub trait Writer: Send + 'static {
     fn begin(&mut self, events: &mut Events);
     /// An answer goes on.
     fn piece(&mut self, index: usize, piece: Piece, events: &mut Events);
+    /// The tokens of the text to come.
+    fn tokens(&mut self, _tokens: Vec<Token>) {}
     /// An answer is whole.
-    fn ended(&mut self, index: usize, finish: Finish, finished: &Finished, events: &mut Events);
+    fn ended(&mut self, index: usize, ended: &Ended, events: &mut Events);
     /// All answers are whole.
     fn end(&mut self, events: &mut Events);
     /// Something failed in the midst.
@@ -85,14 +87,13 @@ impl<W: Writer> State<W> {
             over,
         } = self;
         match answering.next().await {
-            Some(Ok((index, Happening::Pieces(pieces)))) => {
+            Some(Ok((index, Happening::Pieces(pieces, tokens)))) => {
+                writer.tokens(tokens);
                 for piece in pieces {
                     writer.piece(index, piece, events);
                 }
             }
-            Some(Ok((index, Happening::Ended(finish, finished)))) => {
-                writer.ended(index, finish, &finished, events);
-            }
+            Some(Ok((index, Happening::Ended(ended)))) => writer.ended(index, &ended, events),
             Some(Err(error)) => {
                 writer.failed(&error, events);
                 *over = true;

@@ -1,7 +1,7 @@
 //! `/v1/messages`.
 
 use super::messages_request::MessagesRequest;
-use crate::answering::{Answering, Finish, Whole};
+use crate::answering::{Answering, Ended, Finish, Whole};
 use crate::app::App;
 use crate::body;
 use crate::calls::Piece;
@@ -13,7 +13,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use kozue_engine::FinishReason;
-use kozue_engine::scheduler::Finished;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -99,8 +98,9 @@ impl Head {
             }));
         }
         let mut message = self.message(content.into(), Value::Null);
-        if let Some((finish, finished)) = &answer.end {
-            let (reason, sequence) = self.stop_reason(*finish, finished);
+        if let Some(ended) = &answer.end {
+            let finished = &ended.finished;
+            let (reason, sequence) = self.stop_reason(ended);
             message["stop_reason"] = reason.into();
             message["stop_sequence"] = sequence;
             message["usage"] = input_usage(finished.prompt_tokens, finished.cached_tokens);
@@ -109,9 +109,10 @@ impl Head {
         message
     }
 
-    fn stop_reason(&self, finish: Finish, finished: &Finished) -> (&'static str, Value) {
+    fn stop_reason(&self, ended: &Ended) -> (&'static str, Value) {
+        let finished = &ended.finished;
         let by_text = finished.reason == FinishReason::Stop && !finished.by_token;
-        match finish {
+        match ended.finish {
             Finish::ToolCalls => ("tool_use", Value::Null),
             Finish::Length => ("max_tokens", Value::Null),
             // Which one it was is known where there is only one.
@@ -217,9 +218,10 @@ impl Writer for Stream {
         }
     }
 
-    fn ended(&mut self, _: usize, finish: Finish, finished: &Finished, events: &mut Events) {
+    fn ended(&mut self, _: usize, ended: &Ended, events: &mut Events) {
         self.close(events);
-        let (reason, sequence) = self.head.stop_reason(finish, finished);
+        let finished = &ended.finished;
+        let (reason, sequence) = self.head.stop_reason(ended);
         let mut usage = input_usage(finished.prompt_tokens, finished.cached_tokens);
         usage["output_tokens"] = finished.completion_tokens.into();
         let data = json!({

@@ -6,25 +6,40 @@ use kozue_engine::grammar::bounded_space;
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
-/// The rules for an answer, or `None` where any text will do: the model may call or not, and no
-/// tool is strict. `single` allows one call only.
+/// The rules for an answer, or `None` where tools ask for none: there are none, or the model may
+/// call or not, none is strict and any text will do. `single` allows one call only. An answer
+/// without a call is any text, or JSON of `schema`.
 pub fn rules(
     format: CallFormat,
     tools: &[Tool],
     choice: &ToolChoice,
     single: bool,
+    schema: Option<&Json>,
 ) -> Option<String> {
     let allowed: Vec<&Tool> = match choice {
+        _ if tools.is_empty() => return None,
         ToolChoice::None => return None,
-        ToolChoice::Auto if !tools.iter().any(|tool| tool.strict) => return None,
+        ToolChoice::Auto if schema.is_none() && !tools.iter().any(|tool| tool.strict) => {
+            return None;
+        }
         ToolChoice::Auto | ToolChoice::Required => tools.iter().collect(),
         ToolChoice::Function(name) => tools.iter().filter(|tool| tool.name == *name).collect(),
     };
     let must = *choice != ToolChoice::Auto;
+    if format == CallFormat::Bare
+        && !must
+        && let Some(schema) = schema
+    {
+        return Some(bare_or_answer(&allowed, schema));
+    }
     // One function that was named is called once, as OpenAI does.
     let single = single || matches!(choice, ToolChoice::Function(_));
     let mut rules = String::new();
     let start = match (format, must, single) {
+        (_, false, true) if schema.is_some() => "LEAD? (\"<tool_call>\" call | answer)",
+        (_, false, false) if schema.is_some() => {
+            "LEAD? (\"<tool_call>\" call (\"\\n<tool_call>\" call)* | answer)"
+        }
         (CallFormat::Bare, true, true) => "LEAD? call",
         (CallFormat::Bare, true, false) => "LEAD? call (\"; \" call)*",
         (CallFormat::Bare, false, true) => "LEAD? (call | PLAIN)",
@@ -39,6 +54,9 @@ pub fn rules(
     rules.push_str("PLAIN: /[^{\\n](.|\\n)*/\n");
     rules.push_str("head[lazy]: TEXT \"<tool_call>\"\n");
     rules.push_str("value[lazy]: TEXT \"\\n</parameter>\\n\"\n");
+    if let Some(schema) = schema {
+        let _ = writeln!(rules, "answer: %json {}", bounded_space(schema));
+    }
     let names: Vec<String> = (0..allowed.len()).map(|n| format!("call{n}")).collect();
     let _ = writeln!(rules, "call: {}", names.join(" | "));
     for (name, tool) in names.iter().zip(allowed) {
@@ -49,6 +67,19 @@ pub fn rules(
         }
     }
     Some(rules)
+}
+
+/// A bare call and an answer begin alike, so that one schema has to tell them apart.
+fn bare_or_answer(tools: &[&Tool], answer: &Json) -> String {
+    let calls = tools.iter().map(|tool| {
+        json!({
+            "type": "object", "additionalProperties": false, "required": ["name", "parameters"],
+            "properties": {"name": {"const": tool.name}, "parameters": schema(tool)},
+        })
+    });
+    let kinds: Vec<Json> = calls.chain([answer.clone()]).collect();
+    let any = bounded_space(&json!({"anyOf": kinds}));
+    format!("start: LEAD? any\nLEAD: /\\n{{1,2}}/\nany: %json {any}\n")
 }
 
 /// What is not strict is any object.

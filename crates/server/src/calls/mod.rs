@@ -103,4 +103,6 @@ fn begins(text: &str, mark: &str) -> bool {
 }
 
 #[cfg(test)]
+mod grammar_tests;
+#[cfg(test)]
 mod tests;

@@ -1,8 +1,8 @@
 //! `/v1/chat/completions`.
 
 use super::chat_request::{ChatRequest, call_json};
-use super::{FINGERPRINT, finish_reason, usage};
-use crate::answering::{Answering, Cost, Finish, Whole};
+use super::{FINGERPRINT, finish_reason, logprobs, usage};
+use crate::answering::{Answering, Cost, Ended, Finish, Whole};
 use crate::app::App;
 use crate::body;
 use crate::calls::Piece;
@@ -14,7 +14,7 @@ use crate::sse::{self, Events, Writer};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use kozue_engine::scheduler::Finished;
+use kozue_engine::scheduler::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -23,25 +23,26 @@ pub async fn answer(
     State(app): State<Arc<App>>,
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
-    let request: ChatRequest = body::parse(&bytes)?;
+    let mut request: ChatRequest = body::parse(&bytes)?;
     app.served.check_name(request.model.as_deref())?;
     let stream = request.stream.unwrap_or(false);
-    let include_usage = request
-        .stream_options
-        .as_ref()
-        .and_then(|options| options.include_usage)
-        .unwrap_or(false);
-    let wanted = wanted(&app, request.question()?).await?;
+    let options = request.stream_options.take().unwrap_or_default();
+    let question = request.question()?;
+    let with_logprobs = question.options.logprobs.is_some();
+    let wanted = wanted(&app, question).await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
     let head = Head {
         id: new_id("chatcmpl-"),
         created: now(),
-        model: app.served.id.clone(),
+        with_logprobs,
+        app,
     };
     if stream {
         let writer = Chunks {
             head,
-            include_usage,
+            include_usage: options.include_usage.unwrap_or(false),
+            include_passes: options.include_passes.unwrap_or(false),
+            tokens: Vec::new(),
             cost: Cost::default(),
             calls: vec![0; answering.count()],
         };
@@ -54,7 +55,8 @@ pub async fn answer(
 struct Head {
     id: String,
     created: u64,
-    model: String,
+    with_logprobs: bool,
+    app: Arc<App>,
 }
 
 impl Head {
@@ -63,45 +65,59 @@ impl Head {
             "id": self.id,
             "object": kind,
             "created": self.created,
-            "model": self.model,
+            "model": self.app.served.id,
             "system_fingerprint": FINGERPRINT,
         })
     }
 
     fn whole(&self, answers: &[Whole]) -> Value {
         let mut object = self.object("chat.completion");
-        object["choices"] = answers.iter().enumerate().map(choice).collect();
+        let choices = answers.iter().enumerate();
+        object["choices"] = choices
+            .map(|(index, answer)| self.choice(index, answer))
+            .collect();
         object["usage"] = usage(Cost::of(answers, answers.len()));
         object
     }
-}
 
-fn choice((index, answer): (usize, &Whole)) -> Value {
-    let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
-    if !answer.reasoning.is_empty() {
-        message["reasoning_content"] = answer.reasoning.as_str().into();
-    }
-    if !answer.calls.is_empty() {
-        if answer.text.is_empty() {
-            message["content"] = Value::Null;
+    fn logprobs(&self, tokens: &[Token]) -> Value {
+        match self.with_logprobs {
+            true => logprobs::chat(&self.app.served, tokens),
+            false => Value::Null,
         }
-        let calls = answer.calls.iter();
-        message["tool_calls"] = calls
-            .map(|call| call_json(&new_id("call_"), &call.name, &call.arguments))
-            .collect();
     }
-    json!({
-        "index": index,
-        "message": message,
-        "logprobs": null,
-        "finish_reason": finish_reason(answer.finish()),
-    })
+
+    fn choice(&self, index: usize, answer: &Whole) -> Value {
+        let mut message = json!({"role": "assistant", "content": answer.text, "refusal": null});
+        if !answer.reasoning.is_empty() {
+            message["reasoning_content"] = answer.reasoning.as_str().into();
+        }
+        if !answer.calls.is_empty() {
+            if answer.text.is_empty() {
+                message["content"] = Value::Null;
+            }
+            let calls = answer.calls.iter();
+            message["tool_calls"] = calls
+                .map(|call| call_json(&new_id("call_"), &call.name, &call.arguments))
+                .collect();
+        }
+        json!({
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(&answer.tokens),
+            "finish_reason": finish_reason(answer.finish()),
+        })
+    }
 }
 
 /// Writes a stream of `chat.completion.chunk`s.
 struct Chunks {
     head: Head,
     include_usage: bool,
+    /// Whether chunks tell which forward pass made their text.
+    include_passes: bool,
+    /// Tokens of the next text.
+    tokens: Vec<Token>,
     cost: Cost,
     /// Calls begun, by answer.
     calls: Vec<usize>,
@@ -117,13 +133,26 @@ impl Chunks {
         events.data(object.to_string());
     }
 
-    fn delta(&self, index: usize, delta: Value, finish: Option<Finish>, events: &mut Events) {
-        let choice = json!({
+    fn delta(&mut self, index: usize, delta: Value, finish: Option<Finish>, events: &mut Events) {
+        let tokens = match delta.get("content") {
+            Some(_) => std::mem::take(&mut self.tokens),
+            None => Vec::new(),
+        };
+        let logprobs = match tokens.is_empty() {
+            true => Value::Null,
+            false => self.head.logprobs(&tokens),
+        };
+        let mut choice = json!({
             "index": index,
             "delta": delta,
-            "logprobs": null,
+            "logprobs": logprobs,
             "finish_reason": finish.map(finish_reason),
         });
+        if self.include_passes
+            && let Some(token) = tokens.last()
+        {
+            choice["pass"] = token.pass.into();
+        }
         self.chunk(json!([choice]), events);
     }
 }
@@ -154,9 +183,13 @@ impl Writer for Chunks {
         self.delta(index, delta, None, events);
     }
 
-    fn ended(&mut self, index: usize, finish: Finish, finished: &Finished, events: &mut Events) {
-        self.cost.add(finished, index == 0);
-        self.delta(index, json!({}), Some(finish), events);
+    fn tokens(&mut self, tokens: Vec<Token>) {
+        self.tokens = tokens;
+    }
+
+    fn ended(&mut self, index: usize, ended: &Ended, events: &mut Events) {
+        self.cost.add(ended, index == 0);
+        self.delta(index, json!({}), Some(ended.finish), events);
     }
 
     fn end(&mut self, events: &mut Events) {

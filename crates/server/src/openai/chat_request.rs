@@ -30,6 +30,8 @@ pub struct ChatRequest {
     seed: Option<Seed>,
     stop: Option<OneOrMany>,
     n: Option<usize>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
     response_format: Option<ResponseFormat>,
     tools: Option<Vec<ToolDescription>>,
     tool_choice: Option<Json>,
@@ -47,6 +49,8 @@ pub struct ChatRequest {
 #[derive(Debug, Default, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: Option<bool>,
+    /// Whether each chunk names the forward pass that made its text: `choices[].pass`.
+    pub include_passes: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -131,6 +135,14 @@ impl ChatRequest {
             seed: self.seed.map(u64::from),
             stop: self.stop.map(Vec::from).unwrap_or_default(),
             n: self.n.unwrap_or(1),
+            logprobs: match self.logprobs {
+                Some(true) => Some(self.top_logprobs.unwrap_or(0)),
+                _ if self.top_logprobs.is_some_and(|top| top > 0) => {
+                    let message = "top_logprobs needs logprobs to be true";
+                    return Err(ApiError::field("top_logprobs", message));
+                }
+                _ => None,
+            },
         };
         options.check()?;
         Ok(Question {
@@ -463,6 +475,7 @@ mod tests {
             ("max_completion_tokens", json!(-1), "max_completion_tokens"),
             ("n", json!(0), "n"),
             ("n", json!(17), "n"),
+            ("top_logprobs", json!(2), "top_logprobs"),
             ("stop", json!({}), "stop"),
             ("logit_bias", json!({"x": 1}), "logit_bias"),
             ("logit_bias", json!({"1": 101}), "logit_bias"),

@@ -1,8 +1,8 @@
 //! `/v1/completions`: plain text, continued.
 
 use super::chat_request::{StreamOptions, logit_bias, top_k};
-use super::{FINGERPRINT, finish_reason, usage};
-use crate::answering::{Answering, Cost, Finish, Wanted, Whole};
+use super::{FINGERPRINT, finish_reason, logprobs, usage};
+use crate::answering::{Answering, Cost, Ended, Finish, Wanted, Whole};
 use crate::app::App;
 use crate::body::{self, OneOrMany, Seed};
 use crate::calls::Piece;
@@ -17,7 +17,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use kozue_engine::sampling::Sampling;
-use kozue_engine::scheduler::Finished;
+use kozue_engine::scheduler::Token;
 use kozue_engine::{Error, LanguageModel, Request};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -86,19 +86,27 @@ pub async fn answer(
         .and_then(|options| options.include_usage)
         .unwrap_or(false);
     let n = request.n.unwrap_or(1);
+    let with_logprobs = request.logprobs.is_some();
     let (wanted, echoes) = blocking(&app, move |served| prepare(served, request)).await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
     let head = Head {
         id: new_id("cmpl-"),
         created: now(),
-        model: app.served.id.clone(),
+        with_logprobs,
+        app,
         n,
         echoes,
     };
     if stream {
         let writer = Chunks {
+            offsets: head
+                .echoes
+                .iter()
+                .map(|echo| echo.chars().count())
+                .collect(),
             head,
             include_usage,
+            tokens: Vec::new(),
             cost: Cost::default(),
         };
         return Ok(sse::response(answering, writer));
@@ -122,9 +130,6 @@ fn prepare(
     if request.suffix.is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::field("suffix", "suffix is not supported"));
     }
-    if request.logprobs.is_some() {
-        return Err(ApiError::field("logprobs", "logprobs is not supported"));
-    }
     let options = Options {
         max_tokens: Some(request.max_tokens.unwrap_or(DEFAULT_TOKENS)),
         temperature: request.temperature,
@@ -138,6 +143,7 @@ fn prepare(
         seed: request.seed.map(u64::from),
         stop: request.stop.map(Vec::from).unwrap_or_default(),
         n,
+        logprobs: request.logprobs,
     };
     options.check()?;
     let prompts: Vec<Prompt> = match request.prompt {
@@ -181,6 +187,8 @@ fn prepare(
                     sampling: options.sampling(recommended.clone(), seed, index),
                     max_tokens: options.max_tokens,
                     stop: options.stop.clone(),
+                    grammar: None,
+                    logprobs: options.logprobs,
                     ignore_eos: request.ignore_eos.unwrap_or(false),
                     trace: false,
                 },
@@ -200,7 +208,8 @@ fn prepare(
 struct Head {
     id: String,
     created: u64,
-    model: String,
+    with_logprobs: bool,
+    app: Arc<App>,
     n: usize,
     echoes: Vec<String>,
 }
@@ -211,7 +220,7 @@ impl Head {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.model,
+            "model": self.app.served.id,
             "system_fingerprint": FINGERPRINT,
             "choices": choices,
         })
@@ -222,12 +231,22 @@ impl Head {
         let choices = choices
             .map(|(index, (answer, echo))| {
                 let text = format!("{echo}{}", answer.text);
-                choice(index, &text, Some(answer.finish()))
+                let mut choice = choice(index, &text, Some(answer.finish()));
+                let mut offset = echo.chars().count();
+                choice["logprobs"] = self.logprobs(&answer.tokens, &mut offset);
+                choice
             })
             .collect();
         let mut object = self.object(choices);
         object["usage"] = usage(Cost::of(answers, self.n));
         object
+    }
+
+    fn logprobs(&self, tokens: &[Token], offset: &mut usize) -> Value {
+        match self.with_logprobs {
+            true => logprobs::plain(&self.app.served, tokens, offset),
+            false => Value::Null,
+        }
     }
 }
 
@@ -244,6 +263,10 @@ fn choice(index: usize, text: &str, finish: Option<Finish>) -> Value {
 struct Chunks {
     head: Head,
     include_usage: bool,
+    /// Tokens of the next text.
+    tokens: Vec<Token>,
+    /// Characters that each answer has so far.
+    offsets: Vec<usize>,
     cost: Cost,
 }
 
@@ -268,17 +291,21 @@ impl Writer for Chunks {
 
     fn piece(&mut self, index: usize, piece: Piece, events: &mut Events) {
         if let Piece::Text(text) = piece {
-            self.chunk(json!([choice(index, &text, None)]), Value::Null, events);
+            let tokens = std::mem::take(&mut self.tokens);
+            let mut choice = choice(index, &text, None);
+            choice["logprobs"] = self.head.logprobs(&tokens, &mut self.offsets[index]);
+            self.chunk(json!([choice]), Value::Null, events);
         }
     }
 
-    fn ended(&mut self, index: usize, finish: Finish, finished: &Finished, events: &mut Events) {
-        self.cost.add(finished, index.is_multiple_of(self.head.n));
-        self.chunk(
-            json!([choice(index, "", Some(finish))]),
-            Value::Null,
-            events,
-        );
+    fn tokens(&mut self, tokens: Vec<Token>) {
+        self.tokens = tokens;
+    }
+
+    fn ended(&mut self, index: usize, ended: &Ended, events: &mut Events) {
+        self.cost.add(ended, index.is_multiple_of(self.head.n));
+        let choice = choice(index, "", Some(ended.finish));
+        self.chunk(json!([choice]), Value::Null, events);
     }
 
     fn end(&mut self, events: &mut Events) {

@@ -3,6 +3,7 @@
 pub mod chat;
 mod chat_request;
 pub mod completions;
+mod logprobs;
 pub mod models;
 pub mod responses;
 mod responses_request;
@@ -21,6 +22,7 @@ fn usage(cost: Cost) -> Json {
         "completion_tokens": cost.completion,
         "total_tokens": cost.prompt + cost.completion,
         "prompt_tokens_details": {"cached_tokens": cost.cached},
+        "completion_tokens_details": {"reasoning_tokens": cost.reasoning},
         "spec_verify_ct": cost.passes,
     })
 }

@@ -1,7 +1,7 @@
 //! `/v1/responses`.
 
 use super::responses_request::ResponsesRequest;
-use crate::answering::{Answering, Cost, Finish, Whole};
+use crate::answering::{Answering, Cost, Ended, Finish, Whole};
 use crate::app::App;
 use crate::body;
 use crate::calls::Piece;
@@ -13,7 +13,6 @@ use crate::sse::{self, Events, Writer};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use kozue_engine::scheduler::Finished;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -78,6 +77,7 @@ impl Head {
             "input_tokens": cost.prompt,
             "input_tokens_details": {"cached_tokens": cost.cached},
             "output_tokens": cost.completion,
+            "output_tokens_details": {"reasoning_tokens": cost.reasoning},
             "total_tokens": cost.prompt + cost.completion,
             "spec_verify_ct": cost.passes,
         });
@@ -288,15 +288,15 @@ impl Writer for Stream {
         }
     }
 
-    fn ended(&mut self, _: usize, finish: Finish, finished: &Finished, events: &mut Events) {
+    fn ended(&mut self, _: usize, ended: &Ended, events: &mut Events) {
         if self.item.is_none() && self.output.is_empty() {
             // An empty answer is an empty message.
             self.open(Kind::Message, events);
         }
-        self.close(status(finish), events);
+        self.close(status(ended.finish), events);
         let mut cost = Cost::default();
-        cost.add(finished, true);
-        self.end = Some((finish, cost));
+        cost.add(ended, true);
+        self.end = Some((ended.finish, cost));
     }
 
     fn end(&mut self, events: &mut Events) {

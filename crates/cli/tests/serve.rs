@@ -1,0 +1,142 @@
+//! The server as a program: its address, its answers, its end.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{fails, kozue, run, tiny};
+
+struct Server {
+    child: Child,
+    address: String,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Server {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = kozue(folder.path())
+            .args(["serve", tiny("qwen3_5").to_str().unwrap(), "--port", "0"])
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stderr = child.stderr.take().unwrap();
+        BufReader::new(stderr).read_line(&mut line).unwrap();
+        let (start, address) = line.trim().rsplit_once("http://").expect(&line);
+        assert_eq!(start, "kozue: qwen3_5 at ");
+        Server {
+            address: address.to_string(),
+            child,
+            folder,
+        }
+    }
+
+    fn send(&self, request: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        stream
+    }
+
+    fn post(&self, body: &str) -> TcpStream {
+        let length = body.len();
+        self.send(&format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+    }
+
+    fn signal(&self) {
+        let id = self.child.id().to_string();
+        let status = Command::new("kill").args(["-TERM", &id]).status().unwrap();
+        assert!(status.success());
+    }
+
+    fn wait(&mut self) -> i32 {
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(60) {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().expect("it ends by itself");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the server does not end");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = &self.folder;
+    }
+}
+
+fn rest(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn it_answers_and_ends_when_told() {
+    let mut server = Server::start(&[]);
+    let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5, "seed": 1}"#;
+    let text = rest(server.post(body));
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    assert!(text.contains("\"completion_tokens\":"), "{text}");
+    let schema = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}}}"#;
+    let text = rest(server.post(schema));
+    let answers = ["\"content\":\"\\\"a\\\"\"", "\"content\":\"\\\"b\\\"\""];
+    assert!(answers.iter().any(|answer| text.contains(answer)), "{text}");
+    server.signal();
+    assert_eq!(server.wait(), 0);
+}
+
+#[test]
+fn what_is_in_progress_is_finished_first() {
+    let mut server = Server::start(&[]);
+    let body = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "stream": true,
+        "logit_bias": {"317": -100, "315": -100}}"#;
+    let mut stream = server.post(body);
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    server.signal();
+    let text = rest(stream);
+    assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
+    assert!(text.contains("data: [DONE]"), "{text}");
+    assert_eq!(server.wait(), 0);
+}
+
+#[test]
+fn mistakes_are_told() {
+    let model = tiny("qwen3_5");
+    let model = model.to_str().unwrap();
+    let server = Server::start(&[]);
+    let port = server.address.rsplit(':').next().unwrap();
+    fails(
+        &run(&["serve", model, "--port", port]),
+        1,
+        &["cannot listen at 127.0.0.1", port],
+    );
+    fails(
+        &run(&["serve", model, "--host", "0.0.0.0", "--port", "0"]),
+        2,
+        &["0.0.0.0", "--api-key", "--insecure"],
+    );
+    fails(&run(&["serve", model, "--api-key", "a b"]), 2, &["API key"]);
+    fails(
+        &run(&["serve", model, "--ctx", "999999"]),
+        2,
+        &["--ctx 999999"],
+    );
+    fails(
+        &run(&["server", "--model", "/no/such/model"]),
+        1,
+        &["/no/such/model"],
+    );
+}

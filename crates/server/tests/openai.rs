@@ -1,0 +1,454 @@
+//! OpenAI's API in front of a script.
+
+mod support;
+
+use kozue_engine::FinishReason;
+use serde_json::{Value, json};
+use support::{Script, Server, weather};
+
+/// All deltas of an answer put together, as a client does it.
+fn assembled(events: &[Value], index: usize) -> Value {
+    let mut message = json!({"content": "", "reasoning_content": "", "tool_calls": []});
+    for event in events {
+        for choice in event["choices"].as_array().unwrap() {
+            if choice["index"] != index {
+                continue;
+            }
+            if !choice["finish_reason"].is_null() {
+                assert!(message["finish_reason"].is_null(), "one end only");
+                message["finish_reason"] = choice["finish_reason"].clone();
+            }
+            let delta = &choice["delta"];
+            for field in ["content", "reasoning_content"] {
+                if let Some(text) = delta[field].as_str() {
+                    let so_far = message[field].as_str().unwrap();
+                    message[field] = format!("{so_far}{text}").into();
+                }
+            }
+            for call in delta["tool_calls"].as_array().into_iter().flatten() {
+                let place = call["index"].as_u64().unwrap() as usize;
+                let calls = message["tool_calls"].as_array_mut().unwrap();
+                if place == calls.len() {
+                    assert!(call["id"].as_str().unwrap().starts_with("call_"));
+                    assert_eq!(call["type"], "function");
+                    calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+                }
+                let so_far = calls[place]["arguments"].as_str().unwrap();
+                let more = call["function"]["arguments"].as_str().unwrap();
+                calls[place]["arguments"] = format!("{so_far}{more}").into();
+            }
+        }
+    }
+    message
+}
+
+#[tokio::test]
+async fn a_chat() {
+    let server = Server::saying("Hello there.");
+    let answer = server.chat(json!({})).await.good();
+    assert_eq!(answer["object"], "chat.completion");
+    assert_eq!(answer["model"], "qwen3_5");
+    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["role"], "assistant");
+    assert_eq!(choice["message"]["content"], "Hello there.");
+    assert_eq!(choice["finish_reason"], "stop");
+    assert!(choice["message"].get("tool_calls").is_none());
+    let usage = &answer["usage"];
+    let prompt = server.backend.asked.lock().unwrap()[0].prompt.len();
+    assert_eq!(usage["prompt_tokens"], prompt);
+    assert_eq!(usage["completion_tokens"], 4);
+    assert_eq!(usage["total_tokens"], prompt + 4);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 2);
+    assert_eq!(usage["spec_verify_ct"], 3);
+}
+
+#[tokio::test]
+async fn a_streamed_chat() {
+    let server = Server::saying("<think>\nHm.\n</think>\n\nHello there.");
+    let answer = server
+        .chat(json!({"stream": true, "stream_options": {"include_usage": true}}))
+        .await;
+    assert!(answer.text.ends_with("data: [DONE]\n\n"));
+    let events = answer.events();
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    let message = assembled(&events, 0);
+    assert_eq!(message["content"], "Hello there.");
+    assert_eq!(message["reasoning_content"], "Hm.");
+    assert_eq!(message["finish_reason"], "stop");
+    // The last chunk has no choice and the usage, the others have a choice and none.
+    let (last, others) = events.split_last().unwrap();
+    assert_eq!(last["choices"], json!([]));
+    assert!(last["usage"]["completion_tokens"].as_u64().unwrap() > 3);
+    for event in others {
+        assert_eq!(event["choices"].as_array().unwrap().len(), 1);
+        assert!(event["usage"].is_null());
+        assert_eq!(event["object"], "chat.completion.chunk");
+        assert_eq!(event["id"], last["id"]);
+    }
+    let without = server.chat(json!({"stream": true})).await.events();
+    assert!(without.iter().all(|event| event.get("usage").is_none()));
+}
+
+#[tokio::test]
+async fn calls_of_tools() {
+    let text = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Kyoto\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
+    let server = Server::saying(text);
+    let answer = server.chat(json!({"tools": [weather()]})).await.good();
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], "Let me look.");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 2);
+    assert_eq!(calls[0]["function"]["name"], "weather");
+    assert_eq!(calls[0]["function"]["arguments"], "{\"city\": \"Kyoto\"}");
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+
+    let streamed = server
+        .chat(json!({"tools": [weather()], "stream": true}))
+        .await
+        .events();
+    let message = assembled(&streamed, 0);
+    assert_eq!(message["content"], "Let me look.");
+    assert_eq!(message["finish_reason"], "tool_calls");
+    assert_eq!(
+        message["tool_calls"],
+        json!([
+            {"name": "weather", "arguments": "{\"city\": \"Kyoto\"}"},
+            {"name": "weather", "arguments": "{}"},
+        ])
+    );
+
+    // One call at a time: the second is not made.
+    for stream in [false, true] {
+        let fields = json!({"tools": [weather()], "parallel_tool_calls": false, "stream": stream});
+        let answer = server.chat(fields).await;
+        let (calls, finish) = match stream {
+            true => {
+                let message = assembled(&answer.events(), 0);
+                (
+                    message["tool_calls"].clone(),
+                    message["finish_reason"].clone(),
+                )
+            }
+            false => {
+                let choice = answer.good()["choices"][0].clone();
+                (
+                    choice["message"]["tool_calls"].clone(),
+                    choice["finish_reason"].clone(),
+                )
+            }
+        };
+        assert_eq!(calls.as_array().unwrap().len(), 1);
+        assert_eq!(finish, "tool_calls");
+    }
+
+    // Without tools it is text.
+    let answer = server.chat(json!({})).await.good();
+    assert_eq!(answer["choices"][0]["message"]["content"], text);
+}
+
+#[tokio::test]
+async fn the_template_is_told_of_tools_and_their_results() {
+    let server = Server::saying("It rains.");
+    let body = json!({"tools": [weather()], "messages": [
+        {"role": "user", "content": "And Kyoto?"},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function",
+            "function": {"name": "weather", "arguments": "{\"city\": \"Kyoto\"}"}}]},
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+    ]});
+    server.post("/v1/chat/completions", &body).await.good();
+    let asked = server.backend.asked.lock().unwrap();
+    let text = support::LOADED.tokenizer.decode(&asked[0].prompt);
+    for part in [
+        "\"description\":\"The weather.\"",
+        "assistant\n<tool_call>\n{\"name\":\"weather\",\"arguments\":{\"city\":\"Kyoto\"}}\n</tool_call>",
+        "user\n<tool_response>\nrain\n</tool_response>",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_cut_short() {
+    let server = Server::new(Script {
+        pieces: vec!["Once upon".into()],
+        reason: Some(FinishReason::Length),
+        ..Script::default()
+    });
+    let answer = server.chat(json!({"max_tokens": 1})).await.good();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    assert_eq!(server.backend.asked.lock().unwrap()[0].max_tokens, Some(1));
+    let server = Server::new(Script {
+        pieces: vec!["<tool_call>{\"name\": \"weather\", \"arguments\": {\"ci".into()],
+        reason: Some(FinishReason::Length),
+        ..Script::default()
+    });
+    let answer = server.chat(json!({"tools": [weather()]})).await.good();
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+#[tokio::test]
+async fn several_answers() {
+    let server = Server::saying("Yes.");
+    let answer = server.chat(json!({"n": 3, "seed": 5})).await.good();
+    assert_eq!(answer["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(answer["choices"][2]["index"], 2);
+    assert_eq!(answer["usage"]["completion_tokens"], 6);
+    let asked = server.backend.asked.lock().unwrap().clone();
+    let seeds: Vec<u64> = asked.iter().map(|request| request.sampling.seed).collect();
+    assert_eq!(seeds, [5, 6, 7]);
+    assert_eq!(answer["usage"]["prompt_tokens"], asked[0].prompt.len());
+    let events = server.chat(json!({"n": 2, "stream": true})).await.events();
+    for index in 0..2 {
+        assert_eq!(assembled(&events, index)["content"], "Yes.");
+    }
+}
+
+#[tokio::test]
+async fn options_reach_the_engine() {
+    let server = Server::saying("x");
+    server
+        .chat(json!({
+            "temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "seed": 9, "stop": ["a", "b"],
+            "presence_penalty": 1, "frequency_penalty": -1, "repetition_penalty": 1.5,
+            "logit_bias": {"3": 2}, "max_completion_tokens": 11,
+        }))
+        .await
+        .good();
+    let asked = server.backend.asked.lock().unwrap();
+    let sampling = &asked[0].sampling;
+    assert_eq!(
+        (sampling.temperature, sampling.top_p, sampling.min_p),
+        (0.5, 0.25, 0.125)
+    );
+    assert_eq!((sampling.top_k, sampling.seed), (Some(7), 9));
+    assert_eq!(
+        (sampling.presence_penalty, sampling.frequency_penalty),
+        (1.0, -1.0)
+    );
+    assert_eq!(sampling.repetition_penalty, 1.5);
+    assert_eq!(sampling.logit_bias, [(3, 2.0)]);
+    assert_eq!(asked[0].stop, ["a", "b"]);
+    assert_eq!(asked[0].max_tokens, Some(11));
+}
+
+#[tokio::test]
+async fn failures_have_a_status_of_their_own() {
+    let failing = |fails| {
+        Server::new(Script {
+            pieces: vec!["a".into(), "b".into()],
+            fails: Some(fails),
+            ..Script::default()
+        })
+    };
+    for stream in [false, true] {
+        let error = failing(0).chat(json!({"stream": stream})).await.error(500);
+        assert_eq!(error["type"], "server_error");
+        let full = Server::new(Script {
+            full: true,
+            ..Script::default()
+        });
+        let answer = full.chat(json!({"stream": stream})).await;
+        assert_eq!(answer.error(429)["code"], "queue_full");
+        assert_eq!(answer.headers["retry-after"], "1");
+    }
+    failing(1).chat(json!({})).await.error(500);
+    // In the midst of a stream there is only the stream to tell it.
+    let events = failing(1).chat(json!({"stream": true})).await;
+    assert!(!events.text.contains("[DONE]"));
+    let events = events.events();
+    assert_eq!(events.last().unwrap()["error"]["type"], "server_error");
+}
+
+#[tokio::test]
+async fn bad_requests() {
+    let server = Server::saying("x");
+    let path = "/v1/chat/completions";
+    for (body, param) in [
+        ("", Value::Null),
+        ("{", Value::Null),
+        ("[]", Value::Null),
+        ("{}", Value::Null),
+        ("{\"messages\": []}", json!("messages")),
+        (
+            "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}], \"n\": 99}",
+            json!("n"),
+        ),
+    ] {
+        let error = server.post_text(path, body.to_string()).await.error(400);
+        assert_eq!(error["param"], param, "{body}");
+        assert_eq!(error["type"], "invalid_request_error");
+    }
+    let large = format!("{{\"messages\": \"{}\"}}", "x".repeat(2 << 20));
+    server.post_text(path, large).await.error(413);
+    let long = "a ".repeat(2000);
+    let body = json!({"messages": [{"role": "user", "content": long}]});
+    let error = server.post(path, &body).await.error(400);
+    assert_eq!(error["code"], "context_length_exceeded");
+    let error = server.chat(json!({"model": "gpt-9"})).await.error(404);
+    assert_eq!(error["code"], "model_not_found");
+    for name in ["qwen3_5", "other", "", "default"] {
+        server.chat(json!({"model": name})).await.good();
+    }
+    server.get("/v1/nothing").await.error(404);
+    let wrong = server.get(path).await;
+    wrong.error(405);
+    assert_eq!(wrong.headers["allow"], "POST");
+    server
+        .post("/v1/embeddings", &json!({"input": "x"}))
+        .await
+        .error(400);
+}
+
+#[tokio::test]
+async fn plain_completions() {
+    let server = Server::saying("<think> is text.");
+    let path = "/v1/completions";
+    let answer = server
+        .post(
+            path,
+            &json!({"prompt": ["Once", [1, 2, 3]], "n": 2, "echo": true}),
+        )
+        .await;
+    // Texts and tokens cannot be mixed.
+    answer.error(400);
+    let answer = server
+        .post(
+            path,
+            &json!({"prompt": ["Once", "Then"], "n": 2, "echo": true, "seed": 1}),
+        )
+        .await
+        .good();
+    let texts: Vec<&str> = (0..4)
+        .map(|n| answer["choices"][n]["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(texts[0], "Once<think> is text.");
+    assert_eq!(texts[3], "Then<think> is text.");
+    let asked = server.backend.asked.lock().unwrap().clone();
+    assert_eq!(asked[0].max_tokens, Some(16));
+    let both = asked[0].prompt.len() + asked[2].prompt.len();
+    assert_eq!(answer["usage"]["prompt_tokens"], both);
+
+    let answer = server
+        .post(path, &json!({"prompt": [1, 2, 3], "stream": true, "stream_options": {"include_usage": true}}))
+        .await
+        .events();
+    assert_eq!(server.backend.asked.lock().unwrap()[4].prompt, [1, 2, 3]);
+    let text: String = answer
+        .iter()
+        .filter_map(|event| event["choices"][0]["text"].as_str())
+        .collect();
+    assert_eq!(text, "<think> is text.");
+    assert_eq!(answer.last().unwrap()["usage"]["prompt_tokens"], 3);
+
+    for (field, value) in [
+        ("prompt", json!([])),
+        ("prompt", json!("")),
+        ("prompt", json!([99999])),
+        ("prompt", json!([-1])),
+        ("suffix", json!("x")),
+        ("best_of", json!(2)),
+    ] {
+        let mut body = json!({"prompt": "x"});
+        body[field] = value;
+        let error = server.post(path, &body).await.error(400);
+        assert_eq!(error["param"], field);
+    }
+}
+
+#[tokio::test]
+async fn responses() {
+    let server = Server::saying(
+        "<think>Hm.</think>Hello.<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": \"K\"}}</tool_call>",
+    );
+    let tool = json!({"type": "function", "name": "weather", "parameters": {"type": "object"}});
+    let body = json!({"input": "hi", "tools": [tool]});
+    let answer = server.post("/v1/responses", &body).await.good();
+    assert_eq!(answer["object"], "response");
+    assert_eq!(answer["status"], "completed");
+    let output = answer["output"].as_array().unwrap();
+    let kinds: Vec<&str> = output
+        .iter()
+        .map(|item| item["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call"]);
+    assert_eq!(output[0]["content"][0]["text"], "Hm.");
+    assert_eq!(output[1]["content"][0]["text"], "Hello.");
+    assert_eq!(output[2]["arguments"], "{\"city\": \"K\"}");
+    assert_eq!(answer["usage"]["input_tokens_details"]["cached_tokens"], 2);
+
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = server.post("/v1/responses", &streamed).await.events();
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+    }
+    let mut kinds: Vec<&str> = events.iter().map(|e| e["type"].as_str().unwrap()).collect();
+    kinds.dedup();
+    assert_eq!(
+        kinds,
+        [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.reasoning_text.delta",
+            "response.reasoning_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ]
+    );
+    let whole = &events.last().unwrap()["response"]["output"];
+    for (item, other) in whole.as_array().unwrap().iter().zip(output) {
+        assert_eq!(item["type"], other["type"]);
+        assert_eq!(item["content"], other["content"]);
+        assert_eq!(item["arguments"], other["arguments"]);
+    }
+    let error = server
+        .post(
+            "/v1/responses",
+            &json!({"input": "x", "previous_response_id": "r"}),
+        )
+        .await
+        .error(400);
+    assert_eq!(error["param"], "previous_response_id");
+}
+
+#[tokio::test]
+async fn the_rest() {
+    let server = Server::saying("x");
+    let models = server.get("/v1/models").await.good();
+    assert_eq!(models["data"][0]["id"], "qwen3_5");
+    assert_eq!(
+        server.get("/v1/models/qwen3_5").await.good()["id"],
+        "qwen3_5"
+    );
+    server.get("/v1/models/a/b").await.error(404);
+    let health = server.get("/health").await.good();
+    assert_eq!(
+        (&health["status"], &health["running"], &health["waiting"]),
+        (&json!("ok"), &json!(1), &json!(2))
+    );
+    server.chat(json!({})).await.good();
+    let metrics = server.get("/metrics").await.text;
+    for line in [
+        "kozue_requests_waiting 2",
+        "kozue_completion_tokens_total 1",
+        "kozue_http_requests_total{path=\"/v1/chat/completions\",status=\"200\"} 1",
+        "kozue_http_requests_total{path=\"/v1/models/{*id}\",status=\"404\"} 1",
+    ] {
+        assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
+    }
+}
