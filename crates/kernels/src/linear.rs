@@ -31,17 +31,15 @@ use crate::error::Error;
 use crate::hadamard::Rotation;
 use crate::isa::Isa;
 use crate::matrix::Matrix;
-use crate::packed::{BLOCK, PackedMatrix, TILE};
+use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 
 /// Rows taken at a time: bounds the memory of the quantised input and keeps it in the cache.
 const ROWS: usize = 512;
 /// Tiles that meet each slab of rows in turn: their codes and the slab's stay in the second cache.
 const TILES: usize = 4;
 /// From this number of rows on, AMX is used; below, VNNI is as fast.
-#[cfg(target_arch = "x86_64")]
 const AMX_ROWS: usize = 5;
 /// A smaller group has too few products for each float step to gain from AMX.
-#[cfg(target_arch = "x86_64")]
 const AMX_GROUP: usize = 64;
 
 /// A linear layer.
@@ -64,18 +62,36 @@ struct Part {
     view: usize,
 }
 
-#[derive(Clone, PartialEq)]
+#[derive(Clone)]
 struct View {
     rotation: Option<Rotation>,
     group: usize,
+    /// Whether AMX needs offsets for any matrix.
+    offsets: bool,
 }
 
 impl View {
-    fn of(matrix: &PackedMatrix) -> Self {
+    fn new(matrix: &PackedMatrix) -> Self {
         Self {
             rotation: matrix.rotation().cloned(),
             group: matrix.spec().group,
+            offsets: false,
         }
+    }
+
+    fn fits(&self, matrix: &PackedMatrix) -> bool {
+        self.group == matrix.spec().group && self.rotation.as_ref() == matrix.rotation()
+    }
+
+    fn add(&mut self, matrix: &PackedMatrix) {
+        let spec = matrix.spec();
+        self.offsets |= spec.bits == 8 && spec.zero == ZeroKind::Symmetric;
+    }
+
+    /// The rows of `x` in this form.
+    fn input<'a>(&self, cpu: &'a Cpu, x: &[f32], k: usize) -> Input<'a> {
+        let offsets = self.offsets && uses_amx(cpu.isa(), x.len() / k, self.group);
+        Input::new(cpu, x, k, self.rotation.as_ref(), self.group, offsets)
     }
 }
 
@@ -99,14 +115,14 @@ impl Linear {
             }
             let mut view = 0;
             if let Matrix::Packed(packed) = &matrix {
-                let wanted = View::of(packed);
                 view = views
                     .iter()
-                    .position(|v| *v == wanted)
+                    .position(|v: &View| v.fits(packed))
                     .unwrap_or(views.len());
                 if view == views.len() {
-                    views.push(wanted);
+                    views.push(View::new(packed));
                 }
+                views[view].add(packed);
             }
             let first = outputs;
             outputs += matrix.n();
@@ -185,7 +201,7 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
     let inputs: Vec<Input<'_>> = layer
         .views
         .iter()
-        .map(|view| Input::new(cpu, x, layer.inputs, view.rotation.as_ref(), view.group))
+        .map(|view| view.input(cpu, x, layer.inputs))
         .collect();
     let out = Rows {
         ptr: out.as_mut_ptr(),
@@ -207,12 +223,16 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
             let count = tiles(part);
             if let Matrix::Packed(matrix) = &part.matrix {
                 let mine = rest.start.min(count)..rest.end.min(count);
-                for some in mine.clone().step_by(TILES) {
-                    let some = some..(some + TILES).min(mine.end);
-                    for (row, slab) in inputs[part.view].slabs() {
-                        for tile in some.clone() {
-                            packed_part(isa, layer, part, matrix, tile, row, &slab, &out);
-                        }
+                let input = &inputs[part.view];
+                let each = if input.slabs().nth(1).is_some() {
+                    TILES
+                } else {
+                    count
+                };
+                for some in mine.clone().step_by(each) {
+                    let some = some..(some + each).min(mine.end);
+                    for (row, slab) in input.slabs() {
+                        packed_part(isa, layer, part, matrix, some.clone(), row, &slab, &out);
                     }
                 }
             }
@@ -272,34 +292,51 @@ impl Shares {
     }
 }
 
-/// The outputs of one tile for one slab, whose first row is `row`.
+/// The outputs of some tiles for one slab, whose first row is `row`.
 #[expect(clippy::too_many_arguments, reason = "the body of the loops above")]
 fn packed_part(
     isa: Isa,
     layer: &Linear,
     part: &Part,
     matrix: &PackedMatrix,
-    tile: usize,
+    tiles: Range<usize>,
     row: usize,
     slab: &Slab<'_>,
     out: &Rows,
 ) {
-    let first = part.first + tile * TILE;
-    let count = TILE.min(matrix.n() - tile * TILE);
-    let bias = layer.bias.as_ref().map(|bias| &bias[first..first + count]);
-    let mut sums = MaybeUninit::uninit();
-    let sums = zeroed(&mut sums, slab.m);
-    packed_tile(isa, matrix, tile, 0..TILE / BLOCK, slab, sums);
-    for (i, sums) in sums.chunks_exact(TILE).enumerate().take(slab.m) {
+    let finish = |tile: usize, i: usize, sums: &mut [f32; TILE]| {
+        let first = part.first + tile * TILE;
+        let count = TILE.min(matrix.n() - tile * TILE);
         // SAFETY: the row is one of m, the outputs are the layer's, and no other task writes these.
         let out = unsafe { out.part(row + i, first, count) };
         out.copy_from_slice(&sums[..count]);
-        if let Some(bias) = bias {
-            for (out, bias) in out.iter_mut().zip(bias) {
+        if let Some(bias) = &layer.bias {
+            for (out, bias) in out.iter_mut().zip(&bias[first..first + count]) {
                 *out += bias;
             }
         }
+    };
+    #[cfg(target_arch = "x86_64")]
+    if uses_amx(isa, slab.m, matrix.spec().group) {
+        // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the slab comes
+        // from a view of the matrix for as many rows or more.
+        unsafe { amx::tiles(matrix, tiles, slab, &mut { finish }) }
+        return;
     }
+    let mut sums = MaybeUninit::uninit();
+    let sums = zeroed(&mut sums, slab.m);
+    for tile in tiles {
+        packed_tile(isa, matrix, tile, 0..TILE / BLOCK, slab, sums);
+        let rows = sums.as_chunks_mut::<TILE>().0.iter_mut();
+        for (i, sums) in rows.enumerate().take(slab.m) {
+            finish(tile, i, sums);
+        }
+    }
+}
+
+/// Whether `m` rows are multiplied by matrices of this group with AMX.
+fn uses_amx(isa: Isa, m: usize, group: usize) -> bool {
+    isa == Isa::Amx && m >= AMX_ROWS && group >= AMX_GROUP
 }
 
 /// The products of the rows of `x` (m x k) with the outputs `rows` of a matrix, in their order, into
@@ -329,7 +366,7 @@ pub fn gathered(cpu: &Cpu, matrix: &Matrix, x: &[f32], rows: &[u32], out: &mut [
     };
     match matrix {
         Matrix::Packed(matrix) => {
-            let input = Input::new(cpu, x, k, matrix.rotation(), matrix.spec().group);
+            let input = View::new(matrix).input(cpu, x, k);
             // Outputs of one block are computed together.
             let mut order: Vec<(u32, u32)> =
                 rows.iter().zip(0..).map(|(&row, at)| (row, at)).collect();
@@ -419,17 +456,8 @@ fn packed_tile(
 ) {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Amx
-            if input.m >= AMX_ROWS
-                && matrix.spec().group >= AMX_GROUP
-                && blocks.len() == TILE / BLOCK =>
-        {
-            // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the callers'
-            // sums have room for a whole slab.
-            unsafe { amx::tile(matrix, tile, input, sums) }
-        }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
+        // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the callers'
+        // sums have room for a whole slab.
         Isa::Amx | Isa::Avx512Vnni => unsafe { vnni::tile(matrix, tile, blocks, input, sums) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.

@@ -5,9 +5,14 @@
 //! else in the program uses tile registers; they are configured on entry and released on exit.
 //!
 //! A unit is 64 outputs x one block of rows x one group. Tile instructions execute in order and a
-//! product takes some fifty cycles, so the work is a pipeline over units: while the float steps of
-//! one unit run, the products of the next are stored and those of the one after it are issued, block
-//! by block of outputs, and the codes of the next group are taken apart.
+//! product takes some fifty cycles, so the work is a pipeline over the units of all tiles of a call:
+//! while the float steps of one unit run, the products of the next are stored and those of the one
+//! after it are issued, block by block of outputs, and the codes of the next group are taken apart.
+//! With each row of float steps a line or so of a later group is fetched: memory has few lines on
+//! their way at a time, so fetches that come in bunches would hold the program up.
+//!
+//! Codes of 8 bits are multiplied as they lie in the matrix, unsigned. Codes of 4 bits are taken
+//! apart, and their zero point is taken off at that.
 //!
 //! Tile instructions keep the second 512-bit floating point unit off (measured on Sapphire Rapids),
 //! which leaves the three float operations of a product's row as the limit.
@@ -17,6 +22,7 @@
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
 use super::input::{SLAB, Slab};
 use super::vnni::{Head, ZeroPoints, halves};
@@ -30,12 +36,14 @@ const DEPTH: usize = 64;
 const REGISTER: usize = 1024;
 /// Groups by which codes are fetched ahead.
 const AHEAD: usize = 4;
+/// Lines of codes of a block, for each bit of a code and each product of a group.
+const LINES: usize = BLOCK * DEPTH / 8 / 64;
 /// Loads and stores whose addresses agree in their lower 12 bits hold each other up. So the weights
 /// start at a page, products and sums half a page off, and a step stores half a page from where it
 /// loads weights.
 #[repr(C, align(4096))]
 struct Buffers {
-    /// [group % 2][block][product of the group]
+    /// Codes of 4 bits taken apart: [group % 2][block][product of the group]
     weights: [[MaybeUninit<u8>; BLOCKS * 2 * REGISTER]; 2],
     offset: [MaybeUninit<u8>; 2048],
     /// [block]
@@ -95,7 +103,7 @@ impl Drop for Registers {
     }
 }
 
-/// Inputs at $at into register $x.
+/// What is at $at into register $x.
 macro_rules! load {
     ($x:literal, $at:expr) => {
         asm!(
@@ -105,12 +113,13 @@ macro_rules! load {
     };
 }
 
-/// Product register $c += inputs in $x * weights at $weights, by way of $w.
+/// Product register $c += inputs in $x * weights at $weights, by way of $w. The instruction tells
+/// whether weights are signed.
 macro_rules! multiply {
-    ($c:literal, $x:literal, $w:literal, $weights:expr) => {
+    ($instruction:literal, $c:literal, $x:literal, $w:literal, $weights:expr) => {
         asm!(
             concat!("tileloadd ", $w, ", [{at} + {stride}]"),
-            concat!("tdpbssd ", $c, ", ", $x, ", ", $w),
+            concat!($instruction, " ", $c, ", ", $x, ", ", $w),
             at = in(reg) $weights, stride = in(reg) 64usize, options(nostack, readonly)
         )
     };
@@ -126,21 +135,27 @@ macro_rules! store {
     };
 }
 
-/// See `portable::tile`; all four blocks of a tile whose group is 64 or 128.
+/// All outputs of some tiles of a matrix whose group is 64 or 128. `done` gets a tile's number, a row
+/// of the input and the row's sums, in the order of tiles and rows; see `portable::tile`.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, and the process may use them; `input` has room
-/// for 8 or a multiple of 16 rows, for each of which `sums` has 64 values.
+/// for 8 or a multiple of 16 rows, and offsets if the matrix is symmetric with 8 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(crate) unsafe fn tile(matrix: &PackedMatrix, tile: usize, input: &Slab<'_>, sums: &mut [f32]) {
+pub(crate) unsafe fn tiles(
+    matrix: &PackedMatrix,
+    tiles: Range<usize>,
+    input: &Slab<'_>,
+    done: &mut dyn FnMut(usize, usize, &mut [f32; TILE]),
+) {
     let spec = matrix.spec();
     macro_rules! rows {
         ($bits:literal, $zero:expr, $per_group:literal) => {
             // SAFETY: as the caller promises; the constants are the matrix's and the input's.
             unsafe {
                 match input.rows {
-                    8 => of::<$bits, { $zero }, $per_group, 8>(matrix, tile, input, sums),
-                    _ => of::<$bits, { $zero }, $per_group, 16>(matrix, tile, input, sums),
+                    8 => of::<$bits, { $zero }, $per_group, 8>(matrix, tiles, input, done),
+                    _ => of::<$bits, { $zero }, $per_group, 16>(matrix, tiles, input, done),
                 }
             }
         };
@@ -150,8 +165,8 @@ pub(crate) unsafe fn tile(matrix: &PackedMatrix, tile: usize, input: &Slab<'_>, 
         (4, ZeroKind::Min, _) => rows!(4, MIN, 1),
         (4, _, 128) => rows!(4, DONE, 2),
         (4, _, _) => rows!(4, DONE, 1),
-        (_, ZeroKind::Symmetric, 128) => rows!(8, DONE, 2),
-        (_, ZeroKind::Symmetric, _) => rows!(8, DONE, 1),
+        (_, ZeroKind::Symmetric, 128) => rows!(8, OFFSET, 2),
+        (_, ZeroKind::Symmetric, _) => rows!(8, OFFSET, 1),
         (_, ZeroKind::Point, 128) => rows!(8, POINT, 2),
         (_, ZeroKind::Point, _) => rows!(8, POINT, 1),
         (_, ZeroKind::Min, 128) => rows!(8, MIN, 2),
@@ -159,34 +174,37 @@ pub(crate) unsafe fn tile(matrix: &PackedMatrix, tile: usize, input: &Slab<'_>, 
     }
 }
 
-/// What is left to do for the zeros: nothing, since they were taken off the codes,
+/// What is to be done for the zeros: nothing, since they were taken off the codes,
 const DONE: u8 = 0;
-/// to add (128 - zero) * sum to the products, since 128 was taken off the codes,
-const POINT: u8 = 1;
-/// to add the minima, and 128 * sum if codes have 8 bits.
-const MIN: u8 = 2;
+/// to start the products from the input's offsets, since the zero is 128 everywhere,
+const OFFSET: u8 = 1;
+/// to take zero * sum off the products,
+const POINT: u8 = 2;
+/// to add the minima.
+const MIN: u8 = 3;
 
 /// PER_GROUP is the products of a group: 2 if it has 128 inputs.
 ///
 /// # Safety
-/// As `tile`; the constants are the matrix's, and the input has room for a multiple of ROWS.
+/// As `tiles`; the constants are the matrix's, and the input has room for a multiple of ROWS.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn of<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>(
     matrix: &PackedMatrix,
-    tile: usize,
+    tiles: Range<usize>,
     input: &Slab<'_>,
-    sums: &mut [f32],
+    done: &mut dyn FnMut(usize, usize, &mut [f32; TILE]),
 ) {
     let spec = matrix.spec();
     let mut buffers = MaybeUninit::<Buffers>::uninit();
     let buffers = buffers.as_mut_ptr();
-    // SAFETY: as the caller promises; the matrix holds the tile, and the buffers' fields are places
+    // SAFETY: as the caller promises; the matrix holds the tiles, and the buffers' fields are places
     // only.
     unsafe {
         let _registers = Registers::configure(&Config::new(ROWS));
         let work = Work::<BITS, ZERO, PER_GROUP, ROWS> {
-            at: matrix.bytes()[spec.tile_offset(tile, 0)..].as_ptr(),
+            at: matrix.bytes()[spec.tile_offset(tiles.start, 0)..].as_ptr(),
             groups: spec.groups(),
+            steps: tiles.len() * spec.groups(),
             tile_bytes: spec.tile_bytes(),
             head_bytes: spec.head_bytes(),
             block_bytes: spec.block_bytes(),
@@ -197,15 +215,18 @@ unsafe fn of<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS:
             products: (&raw mut (*buffers).products).cast(),
             sums: (&raw mut (*buffers).sums).cast(),
         };
-        work.run(sums);
+        work.run(&mut |tile, row, sums| done(tiles.start + tile, row, sums));
     }
 }
 
-/// All of the work on a tile and a slab of rows, for matrices and inputs of the constants' kind.
+/// All of the work on some tiles and a slab of rows, for matrices and inputs of the constants' kind.
 struct Work<'a, const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize> {
-    /// The first group's tile.
+    /// The first group of the first tile; the others follow.
     at: *const u8,
+    /// Groups of a tile.
     groups: usize,
+    /// Groups of all tiles.
+    steps: usize,
     tile_bytes: usize,
     head_bytes: usize,
     block_bytes: usize,
@@ -222,6 +243,9 @@ struct Work<'a, const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const RO
 /// 64 outputs of a block of rows and a group.
 #[derive(Clone, Copy)]
 struct Unit {
+    /// Which group of all tiles.
+    step: usize,
+    /// Which group of its tile.
     group: usize,
     row_block: usize,
 }
@@ -230,9 +254,10 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
     Work<'_, BITS, ZERO, PER_GROUP, ROWS>
 {
     /// # Safety
-    /// The fields describe a tile and a slab of rows as `of` does; `out` has 64 values for each row.
+    /// The fields describe tiles and a slab of rows as `of` does. `done` is as in `tiles`, but counts
+    /// tiles from the first.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn run(&self, out: &mut [f32]) {
+    unsafe fn run(&self, done: &mut dyn FnMut(usize, usize, &mut [f32; TILE])) {
         // SAFETY: as the caller promises; the constants are blocks of outputs.
         unsafe {
             for block in 0..BLOCKS {
@@ -242,6 +267,7 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
                 _mm512_storeu_ps(self.sums.add(line * BLOCK), _mm512_setzero_ps());
             }
             let mut now = Unit {
+                step: 0,
                 group: 0,
                 row_block: 0,
             };
@@ -258,7 +284,8 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
             self.issue::<2>(next);
             self.store::<3>(now);
             self.issue::<3>(next);
-            while now.group < self.groups {
+            let mut tile = 0;
+            while now.step < self.steps {
                 let later = self.after(next);
                 self.add(now, 0);
                 self.store::<0>(next);
@@ -272,28 +299,47 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
                 self.add(now, 3);
                 self.store::<3>(next);
                 self.issue::<3>(later);
+                if now.group + 1 == self.groups {
+                    self.finish(now.row_block, &mut |row, sums| done(tile, row, sums));
+                    tile += usize::from(next.row_block == 0);
+                }
                 now = next;
                 next = later;
-            }
-            for row_block in 0..self.row_blocks {
-                for row in 0..ROWS {
-                    let out = &mut out[(row_block * ROWS + row) * TILE..][..TILE];
-                    for (block, out) in out.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-                        let at = self.sums_of(row_block, block).add(row * BLOCK);
-                        _mm512_storeu_ps(out.as_mut_ptr(), _mm512_loadu_ps(at));
-                    }
-                }
             }
         }
     }
 
-    /// The unit after `unit`; past the last, `group` is no group.
+    /// Hands out the sums of a block of rows and starts them anew.
+    ///
+    /// # Safety
+    /// As `run`; all groups of the tile were added.
+    #[inline(always)]
+    unsafe fn finish(&self, row_block: usize, done: &mut dyn FnMut(usize, &mut [f32; TILE])) {
+        for row in 0..ROWS.min(self.input.m - row_block * ROWS) {
+            let mut sums = [0.0; TILE];
+            for (block, sums) in sums.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let at = self.sums_of(row_block, block).add(row * BLOCK);
+                    _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_loadu_ps(at));
+                    _mm512_storeu_ps(at, _mm512_setzero_ps());
+                }
+            }
+            done(row_block * ROWS + row, &mut sums);
+        }
+    }
+
+    /// The unit after `unit`; past the last, `step` is no step.
     #[inline(always)]
     fn after(&self, mut unit: Unit) -> Unit {
         unit.row_block += 1;
         if unit.row_block == self.row_blocks {
             unit.row_block = 0;
+            unit.step += 1;
             unit.group += 1;
+            if unit.group == self.groups {
+                unit.group = 0;
+            }
         }
         unit
     }
@@ -308,54 +354,60 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
         unsafe { self.sums.add((row_block * BLOCKS + block) * ROWS * BLOCK) }
     }
 
-    /// Where the weights of a group and block are.
+    /// Where the weights of a step and block are.
     ///
     /// # Safety
     /// As `run`.
     #[inline(always)]
-    unsafe fn weights_of(&self, group: usize, block: usize) -> *mut u8 {
+    unsafe fn weights_of(&self, step: usize, block: usize) -> *const u8 {
         // SAFETY: as the caller promises.
         unsafe {
-            self.weights
-                .add((group % 2 * 2 * BLOCKS + block * PER_GROUP) * REGISTER)
+            if BITS == 8 {
+                self.codes_of(step, block)
+            } else {
+                self.unpacked(step, block)
+            }
         }
     }
 
-    /// Takes the codes of one block and group apart into registers, with the zero point (4 bits) or
-    /// 128 (8 bits) already taken off: that makes them an i8.
+    /// Where the matrix has the codes of a step and block.
+    ///
+    /// # Safety
+    /// As `run`; past the last step, the pointer may not be read.
+    #[inline(always)]
+    unsafe fn codes_of(&self, step: usize, block: usize) -> *const u8 {
+        self.at
+            .wrapping_add(step * self.tile_bytes + self.head_bytes + block * self.block_bytes)
+    }
+
+    /// Where the codes of a step and block are kept that were taken apart.
     ///
     /// # Safety
     /// As `run`.
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn unpack(&self, group: usize, block: usize) {
-        if group >= self.groups {
+    #[inline(always)]
+    unsafe fn unpacked(&self, step: usize, block: usize) -> *mut u8 {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.weights
+                .add((step % 2 * 2 * BLOCKS + block * PER_GROUP) * REGISTER)
+        }
+    }
+
+    /// Takes codes of 4 bits of one block and step apart, with the zero point already taken off: that
+    /// makes them an i8.
+    ///
+    /// # Safety
+    /// As `run`.
+    #[inline(always)]
+    unsafe fn unpack(&self, step: usize, block: usize) {
+        if BITS == 8 || step >= self.steps {
             return;
         }
-        // SAFETY: the group is in the tile; prefetches may go anywhere.
+        // SAFETY: the step is in the tiles.
         unsafe {
-            let tile = self.at.add(group * self.tile_bytes);
-            let codes = self.head_bytes + block * self.block_bytes;
-            // The same part of a later group, with the head for the first block.
-            let ahead = tile.wrapping_add(AHEAD * self.tile_bytes);
-            let mut line = if block == 0 { 0 } else { codes };
-            while line < codes + self.block_bytes {
-                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line).cast());
-                line += 64;
-            }
-            let lines = tile.add(codes);
-            let out = self.weights_of(group, block);
-            if BITS == 8 {
-                for product in 0..PER_GROUP {
-                    let (lines, out) = (lines.add(product * REGISTER), out.add(product * REGISTER));
-                    for line in 0..DEPTH / 4 {
-                        let codes = _mm512_loadu_si512(lines.add(line * 64).cast());
-                        let signed = _mm512_xor_si512(codes, _mm512_set1_epi8(-128));
-                        _mm512_store_si512(out.add(line * 64).cast(), signed);
-                    }
-                }
-                return;
-            }
+            let tile = self.at.add(step * self.tile_bytes);
+            let lines = self.codes_of(step, block);
+            let out = self.unpacked(step, block);
             let zeros = Head::load::<false>(tile, block, &self.zeros).zeros;
             // In each i32, its first byte four times.
             let zeros = _mm512_shuffle_epi8(
@@ -378,13 +430,13 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
     }
 
     /// Issues the product of one block of a unit. With the last block of rows, the codes of the next
-    /// group are taken apart; their place was last read by the group before this one.
+    /// step are taken apart; their place was last read by the step before this one.
     ///
     /// # Safety
     /// As `run`, at that place in the order of units; the register was stored.
     #[inline(always)]
     unsafe fn issue<const BLOCK: usize>(&self, unit: Unit) {
-        if unit.group >= self.groups {
+        if unit.step >= self.steps {
             return;
         }
         // SAFETY: as the caller promises.
@@ -394,15 +446,22 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
                 let at = self.input.at(unit.row_block * ROWS, at);
                 self.input.codes.as_ptr().wrapping_add(at)
             };
+            let offsets = |unit: Unit| {
+                let row = unit.group * self.input.rows + unit.row_block * ROWS;
+                self.input.offsets.as_ptr().wrapping_add(row * 16)
+            };
             // A quarter of the inputs of the next unit.
             let next = self.after(unit);
-            for product in 0..PER_GROUP {
-                for line in BLOCK * ROWS / 4..(BLOCK + 1) * ROWS / 4 {
+            for line in BLOCK * ROWS / 4..(BLOCK + 1) * ROWS / 4 {
+                for product in 0..PER_GROUP {
                     let ahead = inputs(next, product).wrapping_add(line * 64);
                     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
                 }
+                if ZERO == OFFSET {
+                    _mm_prefetch::<_MM_HINT_T0>(offsets(next).wrapping_add(line * 16).cast());
+                }
             }
-            let weights = self.weights_of(unit.group, BLOCK);
+            let weights = self.weights_of(unit.step, BLOCK);
             if BLOCK == 0 {
                 load!("tmm4", inputs(unit, 0));
                 if PER_GROUP == 2 {
@@ -411,10 +470,20 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
             }
             macro_rules! block {
                 ($c:literal) => {{
-                    asm!(concat!("tilezero ", $c), options(nostack, nomem));
-                    multiply!($c, "tmm4", "tmm6", weights);
-                    if PER_GROUP == 2 {
-                        multiply!($c, "tmm5", "tmm7", weights.add(REGISTER));
+                    if ZERO == OFFSET {
+                        load!($c, offsets(unit));
+                    } else {
+                        asm!(concat!("tilezero ", $c), options(nostack, nomem));
+                    }
+                    if BITS == 8 {
+                        multiply!("tdpbsud", $c, "tmm4", "tmm6", weights);
+                    } else {
+                        multiply!("tdpbssd", $c, "tmm4", "tmm6", weights);
+                    }
+                    if PER_GROUP == 2 && BITS == 8 {
+                        multiply!("tdpbsud", $c, "tmm5", "tmm7", weights.add(REGISTER));
+                    } else if PER_GROUP == 2 {
+                        multiply!("tdpbssd", $c, "tmm5", "tmm7", weights.add(REGISTER));
                     }
                 }};
             }
@@ -426,7 +495,7 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
             }
             if unit.row_block + 1 == self.row_blocks {
                 // Half a page from the weights that this step loads.
-                self.unpack(unit.group + 1, (BLOCK + 2) % BLOCKS);
+                self.unpack(unit.step + 1, (BLOCK + 2) % BLOCKS);
             }
         }
     }
@@ -437,7 +506,7 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
     /// As `run`, at that place in the order of units.
     #[inline(always)]
     unsafe fn store<const BLOCK: usize>(&self, unit: Unit) {
-        if unit.group >= self.groups {
+        if unit.step >= self.steps {
             return;
         }
         // SAFETY: as the caller promises.
@@ -452,32 +521,43 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
         }
     }
 
-    /// The float steps of one block of a unit.
+    /// The float steps of one block of a unit. With the first block of rows, the same block of a later
+    /// step is fetched.
     ///
     /// # Safety
     /// As `run`; the product was stored.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     unsafe fn add(&self, unit: Unit, block: usize) {
-        // SAFETY: as the caller promises.
+        // SAFETY: as the caller promises; prefetches may go anywhere.
         unsafe {
-            let tile = self.at.add(unit.group * self.tile_bytes);
-            let mut head = match ZERO {
+            let tile = self.at.add(unit.step * self.tile_bytes);
+            let head = match ZERO {
                 MIN => Head::load::<true>(tile, block, &self.zeros),
                 _ => Head::load::<false>(tile, block, &self.zeros),
             };
-            // What is still to be taken off, in the lower 16 bits.
-            let zeros = _mm512_sub_epi32(head.zeros, _mm512_set1_epi32(128));
-            head.zeros = _mm512_and_si512(zeros, _mm512_set1_epi32(0xFFFF));
             let index = unit.group * self.input.rows + unit.row_block * ROWS;
             let scales = self.input.scales.as_ptr().add(index);
             let totals = self.input.sums.as_ptr().add(index);
             let products = self.products.add(block * REGISTER);
             let sums = self.sums_of(unit.row_block, block);
+            let ahead = self.codes_of(unit.step + AHEAD, block);
+            let fetch = unit.row_block == 0;
+            if fetch {
+                // A line of the head: it has no more than four.
+                let head = tile.wrapping_add(AHEAD * self.tile_bytes + block * 64);
+                _mm_prefetch::<_MM_HINT_T0>(head.cast());
+            }
             for r in 0..ROWS {
+                if fetch {
+                    let lines = LINES * BITS as usize * PER_GROUP;
+                    for line in r * lines / ROWS..(r + 1) * lines / ROWS {
+                        _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(line * 64).cast());
+                    }
+                }
                 let mut d = _mm512_load_si512(products.add(r * 64).cast());
                 let scale = *scales.add(r);
-                if BITS == 8 && ZERO != DONE {
+                if ZERO == POINT {
                     d = _mm512_add_epi32(d, head.correction(*totals.add(r)));
                 }
                 let acc = _mm512_loadu_ps(sums.add(r * BLOCK));

@@ -49,16 +49,19 @@ pub(crate) struct Input<'a> {
     scales: Scratch<'a, f32>,
     /// The sum of the codes, [slab][group][row].
     sums: Scratch<'a, i32>,
+    /// See [`Slab::offsets`].
+    offsets: Scratch<'a, i32>,
 }
 
 impl<'a> Input<'a> {
-    /// Quantises `x`, rows of `k`.
+    /// Quantises `x`, rows of `k`, with or without offsets.
     pub fn new(
         cpu: &'a Cpu,
         x: &[f32],
         k: usize,
         rotation: Option<&Rotation>,
         group: usize,
+        offsets: bool,
     ) -> Self {
         let m = x.len() / k;
         let rows = slab_rows(m);
@@ -68,6 +71,12 @@ impl<'a> Input<'a> {
         let mut codes = cpu.scratch::<i8>(slabs * rows * width);
         let mut scales = cpu.scratch::<f32>(slabs * rows * groups);
         let mut sums = cpu.scratch::<i32>(slabs * rows * groups);
+        let each_offset = if offsets {
+            slabs * rows * groups * 16
+        } else {
+            0
+        };
+        let mut offsets = cpu.scratch::<i32>(each_offset);
         let work = Work {
             isa: cpu.isa(),
             x,
@@ -80,6 +89,7 @@ impl<'a> Input<'a> {
             codes: codes.as_mut_ptr(),
             scales: scales.as_mut_ptr(),
             sums: sums.as_mut_ptr(),
+            offsets: (!offsets.is_empty()).then_some(offsets.as_mut_ptr()),
         };
         // A task takes up to 16 rows, whose lines lie together, and some groups.
         let total = slabs * rows;
@@ -101,6 +111,7 @@ impl<'a> Input<'a> {
             codes,
             scales,
             sums,
+            offsets,
         }
     }
 
@@ -113,6 +124,7 @@ impl<'a> Input<'a> {
                 codes: &self.codes[first * self.width..],
                 scales: &self.scales[first * self.groups..],
                 sums: &self.sums[first * self.groups..],
+                offsets: self.offsets.get(first * self.groups * 16..).unwrap_or(&[]),
             };
             (first, slab)
         })
@@ -131,6 +143,9 @@ pub(crate) struct Slab<'a> {
     pub scales: &'a [f32],
     /// [group][row]
     pub sums: &'a [i32],
+    /// -128 * sum, which takes a zero point of 128 off a product, for each of 16 outputs:
+    /// [group][row][16], or empty.
+    pub offsets: &'a [i32],
 }
 
 impl Slab<'_> {
@@ -156,6 +171,7 @@ struct Work<'a> {
     codes: *mut i8,
     scales: *mut f32,
     sums: *mut i32,
+    offsets: Option<*mut i32>,
 }
 
 // SAFETY: the tasks write disjoint parts of the buffers, see `Input::new`.
@@ -302,6 +318,9 @@ impl Work<'_> {
         unsafe {
             *self.scales.add(at) = scale;
             *self.sums.add(at) = sum;
+            if let Some(offsets) = self.offsets {
+                *offsets.add(at * 16).cast::<[i32; 16]>() = [-128 * sum; 16];
+            }
         }
     }
 }
