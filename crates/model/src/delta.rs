@@ -16,10 +16,10 @@ use kozue_kernels::{
     delta_chain, delta_gates, delta_tree, gated_norm, l2_norm_heads, linear,
 };
 
-use crate::Error;
 use crate::model::projection;
 use crate::pass::{Rows, Span};
 use crate::state::LayerState;
+use crate::{Error, Tree};
 
 /// Keeps the length of a query or key of zeros from dividing by zero, as transformers has it.
 const L2_EPS: f32 = 1e-6;
@@ -40,9 +40,12 @@ pub(crate) struct Delta {
     norm: Vec<f32>,
 }
 
-/// What a verified tree leaves behind, so that an accepted path can be replayed.
-#[derive(Clone)]
+/// What a verified tree leaves behind, so that an accepted path can be replayed. Its memory is used
+/// again for the next tree.
+#[derive(Default)]
 pub(crate) struct DeltaReplay {
+    /// Nodes of the tree; 0 if no tree waits.
+    rows: usize,
     /// Inputs of the convolution, rows x channels.
     inputs: Vec<f32>,
     mixed: Vec<f32>,
@@ -51,7 +54,47 @@ pub(crate) struct DeltaReplay {
     updates: Vec<f32>,
 }
 
+impl Clone for DeltaReplay {
+    fn clone(&self) -> Self {
+        if self.rows == 0 {
+            return Self::default();
+        }
+        Self {
+            rows: self.rows,
+            inputs: self.inputs.clone(),
+            mixed: self.mixed.clone(),
+            alpha: self.alpha.clone(),
+            beta: self.beta.clone(),
+            updates: self.updates.clone(),
+        }
+    }
+}
+
 impl DeltaReplay {
+    /// Makes room for a tree.
+    fn begin(&mut self, rows: usize, shape: &DeltaShape) {
+        let grow = |buffer: &mut Vec<f32>, width: usize| {
+            if buffer.len() < rows * width {
+                buffer.resize(rows * width, 0.0);
+            }
+        };
+        grow(&mut self.inputs, shape.mixed());
+        grow(&mut self.mixed, shape.mixed());
+        grow(&mut self.alpha, shape.value_heads);
+        grow(&mut self.beta, shape.value_heads);
+        grow(&mut self.updates, shape.values());
+        self.rows = rows;
+    }
+
+    /// What the recurrence reads.
+    fn inputs(&self, shape: &DeltaShape) -> DeltaRows<'_> {
+        DeltaRows {
+            mixed: &self.mixed[..self.rows * shape.mixed()],
+            alpha: &self.alpha[..self.rows * shape.value_heads],
+            beta: &self.beta[..self.rows * shape.value_heads],
+        }
+    }
+
     /// Advances window and memory along `path` as if its rows had come one by one.
     pub(crate) fn run(
         &self,
@@ -60,27 +103,35 @@ impl DeltaReplay {
         memory: &mut DeltaState,
         path: &[usize],
     ) {
-        let rows = DeltaRows {
-            mixed: &self.mixed,
-            alpha: &self.alpha,
-            beta: &self.beta,
-        };
-        window.advance(&self.inputs, Heads::packed(1, memory.shape().mixed()), path);
-        delta_advance(cpu, memory, rows, &self.updates, path);
+        let shape = memory.shape();
+        let inputs = &self.inputs[..self.rows * shape.mixed()];
+        window.advance(inputs, Heads::packed(1, shape.mixed()), path);
+        let updates = &self.updates[..self.rows * shape.values()];
+        delta_advance(cpu, memory, self.inputs(&shape), updates, path);
+    }
+
+    /// Forgets the tree.
+    pub(crate) fn end(&mut self) {
+        self.rows = 0;
     }
 }
 
-/// What the recurrent layers of one segment keep besides their states.
+/// One segment's part of a layer.
+pub(crate) struct Part<'a> {
+    pub(crate) span: Span,
+    pub(crate) rows: Rows<'a>,
+    pub(crate) window: &'a mut ConvState,
+    pub(crate) memory: &'a mut DeltaState,
+    pub(crate) replay: &'a mut DeltaReplay,
+}
+
+/// What the recurrent layers of one segment keep for a snapshot.
 #[derive(Default)]
 pub(crate) struct Kept {
     /// After how many rows of a chain windows and memories are copied.
     snapshot: Option<usize>,
     /// The copies, layer by layer.
     pub(crate) memories: Vec<(ConvState, DeltaState)>,
-    /// The copy of a window whose memory is still to come.
-    window: Option<ConvState>,
-    /// Of a tree what its commit needs, layer by layer.
-    pub(crate) replays: Vec<DeltaReplay>,
 }
 
 impl Kept {
@@ -164,22 +215,22 @@ impl Delta {
         LayerState::Delta {
             window: self.conv.state(),
             memory: DeltaState::new(self.shape),
+            replay: DeltaReplay::default(),
         }
     }
 
     /// x: rows x hidden size, already normed; the same shape comes back. Chains advance their
-    /// states; what a tree's commit and a chain's snapshot need goes to `kept`.
+    /// states; what a chain's snapshot needs goes to `kept`.
     pub(crate) fn forward<'c>(
         &self,
         cpu: &'c Cpu,
         x: &[f32],
         rows: usize,
-        parts: &mut [(Span, Rows<'_>, &mut ConvState, &mut DeltaState)],
+        parts: &mut [Part<'_>],
         kept: &mut [Kept],
     ) -> Scratch<'c, f32> {
-        let shape = self.shape;
-        let (width, channels) = (self.input.outputs(), shape.mixed());
-        let (values, heads) = (shape.values(), shape.value_heads);
+        let (width, heads) = (self.input.outputs(), self.shape.value_heads);
+        let values = self.shape.values();
         let mut projected = cpu.scratch(rows * width);
         linear(cpu, &self.input, x, &mut projected);
 
@@ -194,81 +245,18 @@ impl Delta {
             &mut alpha,
             &mut beta,
         );
-        let mut mixed = cpu.scratch(rows * channels);
-        for ((span, part, window, _), kept) in parts.iter_mut().zip(kept.iter_mut()) {
-            let from = span.of(&projected, width);
-            let to = span.of_mut(&mut mixed, channels);
-            match part {
-                Rows::Chain(_) => {
-                    let parents: Vec<i32> = (-1..span.len() as i32 - 1).collect();
-                    let path: Vec<usize> = (0..span.len()).collect();
-                    self.conv.silu(cpu, window, from, self.qkv_at, &parents, to);
-                    if let Some(rows) = kept.snapshot {
-                        let mut window = window.clone();
-                        window.advance(from, self.qkv_at, &path[..rows]);
-                        kept.window = Some(window);
-                    }
-                    window.advance(from, self.qkv_at, &path);
-                }
-                Rows::Tree(tree) => {
-                    self.conv
-                        .silu(cpu, window, from, self.qkv_at, tree.parents(), to);
-                }
-            }
-        }
-        let [q_at, k_at] = shape.query_and_key_heads();
-        l2_norm_heads(
-            cpu,
-            &mut mixed,
-            q_at,
-            L2_EPS,
-            (shape.key_dim as f32).powf(-0.5),
-        );
-        l2_norm_heads(cpu, &mut mixed, k_at, L2_EPS, 1.0);
-
         let mut read = cpu.scratch(rows * values);
-        for (index, (span, part, _, memory)) in parts.iter_mut().enumerate() {
-            let inputs = DeltaRows {
-                mixed: span.of(&mixed, channels),
-                alpha: span.of(&alpha, heads),
-                beta: span.of(&beta, heads),
-            };
+        for (part, kept) in parts.iter_mut().zip(kept) {
+            let span = part.span.clone();
+            let projected = span.of(&projected, width);
+            let gates = (span.of(&alpha, heads), span.of(&beta, heads));
             let out = span.of_mut(&mut read, values);
-            match part {
-                Rows::Chain(_) => {
-                    let kept = &mut kept[index];
-                    let first = kept.snapshot.unwrap_or(0);
-                    let (early, late) = inputs.split_at(first, shape);
-                    let (early_out, late_out) = out.split_at_mut(first * values);
-                    if first > 0 {
-                        delta_chain(cpu, memory, early, early_out);
-                    }
-                    if let Some(window) = kept.window.take() {
-                        kept.memories.push((window, memory.clone()));
-                    }
-                    if !late_out.is_empty() {
-                        delta_chain(cpu, memory, late, late_out);
-                    }
-                }
-                Rows::Tree(tree) => {
-                    let mut updates = vec![0.0; span.len() * values];
-                    delta_tree(cpu, memory, inputs, tree.parents(), out, &mut updates);
-                    kept[index].replays.push(DeltaReplay {
-                        inputs: span
-                            .of(&projected, width)
-                            .chunks_exact(width)
-                            .flat_map(|row| &row[..channels])
-                            .copied()
-                            .collect(),
-                        mixed: inputs.mixed.to_vec(),
-                        alpha: inputs.alpha.to_vec(),
-                        beta: inputs.beta.to_vec(),
-                        updates,
-                    });
-                }
+            match part.rows {
+                Rows::Chain(_) => self.chain(cpu, part, projected, gates, kept, out),
+                Rows::Tree(tree) => self.tree(cpu, part, projected, gates, tree, out),
             }
         }
-        let read_at = Heads::packed(heads, shape.value_dim);
+        let read_at = Heads::packed(heads, self.shape.value_dim);
         gated_norm(
             cpu,
             &mut read,
@@ -281,5 +269,94 @@ impl Delta {
         let mut out = cpu.scratch(rows * self.output.outputs());
         linear(cpu, &self.output, &read, &mut out);
         out
+    }
+
+    /// Reads a chain into window and memory, with copies of both after the rows of a snapshot.
+    fn chain(
+        &self,
+        cpu: &Cpu,
+        part: &mut Part<'_>,
+        projected: &[f32],
+        (alpha, beta): (&[f32], &[f32]),
+        kept: &mut Kept,
+        out: &mut [f32],
+    ) {
+        let (shape, rows) = (self.shape, part.span.len());
+        part.replay.end();
+        let mut mixed = cpu.scratch(rows * shape.mixed());
+        let parents: Vec<i32> = (-1..rows as i32 - 1).collect();
+        self.mix(cpu, part.window, projected, &parents, &mut mixed);
+        let inputs = DeltaRows {
+            mixed: &mixed,
+            alpha,
+            beta,
+        };
+        let path: Vec<usize> = (0..rows).collect();
+        let first = kept.snapshot.unwrap_or(0);
+        let (early, late) = inputs.split_at(first, shape);
+        let (early_out, late_out) = out.split_at_mut(first * shape.values());
+        if first > 0 {
+            delta_chain(cpu, part.memory, early, early_out);
+        }
+        if kept.snapshot.is_some() {
+            let mut window = part.window.clone();
+            window.advance(projected, self.qkv_at, &path[..first]);
+            kept.memories.push((window, part.memory.clone()));
+        }
+        part.window.advance(projected, self.qkv_at, &path);
+        if !late_out.is_empty() {
+            delta_chain(cpu, part.memory, late, late_out);
+        }
+    }
+
+    /// Reads a tree, which changes neither window nor memory, and keeps what its commit needs.
+    fn tree(
+        &self,
+        cpu: &Cpu,
+        part: &mut Part<'_>,
+        projected: &[f32],
+        (alpha, beta): (&[f32], &[f32]),
+        tree: &Tree,
+        out: &mut [f32],
+    ) {
+        let (shape, rows) = (self.shape, tree.len());
+        let (width, channels) = (self.input.outputs(), shape.mixed());
+        let replay = &mut *part.replay;
+        replay.begin(rows, &shape);
+        replay.alpha[..alpha.len()].copy_from_slice(alpha);
+        replay.beta[..beta.len()].copy_from_slice(beta);
+        let kept = replay.inputs.chunks_exact_mut(channels);
+        for (to, from) in kept.zip(projected.chunks_exact(width)) {
+            to.copy_from_slice(&from[..channels]);
+        }
+        let mixed = &mut replay.mixed[..rows * channels];
+        self.mix(cpu, part.window, projected, tree.parents(), mixed);
+        let mut updates = std::mem::take(&mut replay.updates);
+        delta_tree(
+            cpu,
+            part.memory,
+            replay.inputs(&shape),
+            tree.parents(),
+            out,
+            &mut updates[..rows * shape.values()],
+        );
+        replay.updates = updates;
+    }
+
+    /// Queries, keys and values as the recurrence takes them.
+    fn mix(
+        &self,
+        cpu: &Cpu,
+        window: &ConvState,
+        projected: &[f32],
+        parents: &[i32],
+        mixed: &mut [f32],
+    ) {
+        self.conv
+            .silu(cpu, window, projected, self.qkv_at, parents, mixed);
+        let [q_at, k_at] = self.shape.query_and_key_heads();
+        let q_scale = (self.shape.key_dim as f32).powf(-0.5);
+        l2_norm_heads(cpu, mixed, q_at, L2_EPS, q_scale);
+        l2_norm_heads(cpu, mixed, k_at, L2_EPS, 1.0);
     }
 }

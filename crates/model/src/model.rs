@@ -9,10 +9,10 @@ use kozue_checkpoint::{
 use kozue_kernels::{Cpu, KvType, Linear, Matrix, Rope, add_assign, linear, rms_norm};
 
 use crate::attention::Attention;
-use crate::delta::{Delta, Kept};
+use crate::delta::{self, Delta, Kept};
 use crate::mlp::Mlp;
 use crate::pass::{Outputs, PassOutput, Rows, Segment, Span};
-use crate::state::{LayerState, Pending};
+use crate::state::LayerState;
 use crate::{Error, State};
 
 /// Rows of one pass over a long prompt. Bits do not depend on it; memory and speed do.
@@ -218,9 +218,17 @@ impl Model {
                         .iter_mut()
                         .zip(&spans)
                         .map(|(s, span)| match &mut s.state.layers[index] {
-                            LayerState::Delta { window, memory } => {
-                                (span.clone(), s.rows, window, memory)
-                            }
+                            LayerState::Delta {
+                                window,
+                                memory,
+                                replay,
+                            } => delta::Part {
+                                span: span.clone(),
+                                rows: s.rows,
+                                window,
+                                memory,
+                                replay,
+                            },
                             LayerState::Attention(_) => unreachable!("layer {index} is recurrent"),
                         })
                         .collect();
@@ -281,10 +289,7 @@ impl Model {
                     segment.state.pending = None;
                 }
                 Rows::Tree(tree) => {
-                    segment.state.pending = Some(Pending {
-                        tree: tree.clone(),
-                        replays: kept.replays,
-                    });
+                    segment.state.pending = Some(tree.clone());
                 }
             }
         }

@@ -11,7 +11,9 @@ use crate::{Error, Tree};
 pub struct State {
     pub(crate) len: usize,
     pub(crate) layers: Vec<LayerState>,
-    pub(crate) pending: Option<Pending>,
+    /// A verified tree that waits for its commit. Attention keeps the nodes' keys and values in the
+    /// slots past the end of its cache; Gated DeltaNet keeps what it needs to replay the recurrence.
+    pub(crate) pending: Option<Tree>,
 }
 
 /// The memory of one layer.
@@ -21,15 +23,8 @@ pub(crate) enum LayerState {
     Delta {
         window: ConvState,
         memory: DeltaState,
+        replay: DeltaReplay,
     },
-}
-
-/// A verified tree that waits for its commit. Attention keeps the nodes' keys and values in the
-/// slots past the end of its cache; Gated DeltaNet keeps what it needs to replay the recurrence.
-#[derive(Clone)]
-pub(crate) struct Pending {
-    pub(crate) tree: Tree,
-    pub(crate) replays: Vec<DeltaReplay>,
 }
 
 impl State {
@@ -57,7 +52,7 @@ impl State {
             .iter()
             .map(|layer| match layer {
                 LayerState::Attention(cache) => cache.bytes(),
-                LayerState::Delta { window, memory } => window.bytes() + memory.bytes(),
+                LayerState::Delta { window, memory, .. } => window.bytes() + memory.bytes(),
             })
             .sum()
     }
@@ -75,7 +70,11 @@ impl State {
             }
             LayerState::Delta { .. } => {
                 let (window, memory) = memories.next().expect("one for each layer");
-                LayerState::Delta { window, memory }
+                LayerState::Delta {
+                    window,
+                    memory,
+                    replay: DeltaReplay::default(),
+                }
             }
         });
         State {
@@ -93,16 +92,12 @@ impl State {
     /// # Errors
     /// If no tree waits, or `path` is not a path of it from its root; the state is unchanged.
     pub fn commit(&mut self, cpu: &Cpu, path: &[usize]) -> Result<(), Error> {
-        let pending = self
+        let tree = self
             .pending
             .as_ref()
             .ok_or_else(|| Error::Tree("no tree waits for a commit".into()))?;
-        pending.tree.check_path(path)?;
-        let pending = self.pending.take().expect("seen above");
-        if path.is_empty() {
-            return Ok(());
-        }
-        let mut replays = pending.replays.iter();
+        tree.check_path(path)?;
+        self.pending = None;
         for layer in &mut self.layers {
             match layer {
                 LayerState::Attention(cache) => {
@@ -111,9 +106,15 @@ impl State {
                         cache.copy_slot(self.len + node, self.len + depth);
                     }
                 }
-                LayerState::Delta { window, memory } => {
-                    let replay = replays.next().expect("one for each layer");
-                    replay.run(cpu, window, memory, path);
+                LayerState::Delta {
+                    window,
+                    memory,
+                    replay,
+                } => {
+                    if !path.is_empty() {
+                        replay.run(cpu, window, memory, path);
+                    }
+                    replay.end();
                 }
             }
         }
