@@ -29,6 +29,7 @@ pub mod tokenizer;
 mod tokenizer_json;
 mod top;
 pub mod transcendental;
+mod worker;
 
 pub use answer::{Answer, FinishReason};
 pub use error::Error;

@@ -1,25 +1,15 @@
 //! Requests of several clients on one model: a bounded queue and the thread that answers.
 //!
-//! Requests run side by side: every pass takes the next rows of all answers in progress through
-//! the model together, and a part of one prompt besides. Prompts take turns, so that a long one
-//! does not keep a short one waiting, and where answers are in progress, prompts get half of the
-//! time at most. The bits of an answer do not depend on what runs beside it.
-//!
 //! A request belongs to whoever holds its [`Ticket`]: dropping the ticket takes the request out of
 //! the queue, or ends its answer after the forward pass in progress. Tickets are told apart by a
 //! number that is never used again, so giving up one request never touches another.
 
 use crate::answer::{Answer, FinishReason};
 use crate::error::Error;
-use crate::loaded::{CpuModel, Loaded};
-use crate::runner::run_pass;
-use crate::sequence::Sequence;
-use crate::session::{Drawn, Event, Request};
-use crate::starts::Starts;
-use crate::target::LanguageModel;
-use kozue_model::State;
+use crate::loaded::Loaded;
+use crate::session::{Drawn, Request};
+use crate::worker::Worker;
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -84,7 +74,7 @@ pub struct Token {
 }
 
 impl Token {
-    fn of(drawn: Drawn) -> Token {
+    pub(crate) fn of(drawn: Drawn) -> Token {
         Token {
             token: drawn.token,
             pass: drawn.pass,
@@ -116,7 +106,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    fn of(answer: &Answer) -> Finished {
+    pub(crate) fn of(answer: &Answer) -> Finished {
         Finished {
             reason: answer.finish_reason,
             by_token: answer.ended_by_token,
@@ -181,22 +171,23 @@ impl Drop for Ticket {
     }
 }
 
-struct Job {
-    number: u64,
-    request: Request,
-    listener: Listener,
-    cancel: Arc<AtomicBool>,
+/// A request in the queue.
+pub(crate) struct Job {
+    pub number: u64,
+    pub request: Request,
+    pub listener: Listener,
+    pub cancel: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Job>,
+pub(crate) struct Queue {
+    pub waiting: VecDeque<Job>,
     /// Cancel flags of the requests that are being answered.
-    running: Vec<(u64, Arc<AtomicBool>)>,
+    pub running: Vec<(u64, Arc<AtomicBool>)>,
     /// Most of them.
-    parallel: usize,
+    pub parallel: usize,
     next_number: u64,
-    stopping: bool,
+    pub stopping: bool,
 }
 
 impl Queue {
@@ -207,9 +198,9 @@ impl Queue {
 }
 
 #[derive(Default)]
-struct Shared {
+pub(crate) struct Shared {
     queue: Mutex<Queue>,
-    changed: Condvar,
+    pub changed: Condvar,
 }
 
 impl std::fmt::Debug for Shared {
@@ -219,7 +210,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    pub fn lock(&self) -> MutexGuard<'_, Queue> {
         // Nothing is left half done while the lock is held.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -333,252 +324,4 @@ impl Drop for Scheduler {
     fn drop(&mut self) {
         self.stop(Duration::ZERO);
     }
-}
-
-/// A request in progress.
-struct Running<'a> {
-    number: u64,
-    listener: Listener,
-    cancel: Arc<AtomicBool>,
-    sequence: Sequence<'a, State>,
-}
-
-fn tell(listener: &mut Listener, cancel: &AtomicBool, progress: Progress) {
-    if !listener(progress) {
-        cancel.store(true, Ordering::Relaxed);
-    }
-}
-
-fn tell_event(listener: &mut Listener, cancel: &AtomicBool, event: Event) {
-    match event {
-        Event::Prefill { .. } => {}
-        Event::Token(drawn) => tell(listener, cancel, Progress::Token(Token::of(drawn))),
-        Event::Text(text) => tell(listener, cancel, Progress::Text(text.to_string())),
-    }
-}
-
-/// The model's thread.
-struct Worker<'a> {
-    loaded: &'a Loaded,
-    shared: &'a Shared,
-    context: usize,
-    starts: Starts<'a, CpuModel>,
-    /// Those that read their prompts come in the order of their turns.
-    running: Vec<Running<'a>>,
-    /// Seconds of passes with a prompt that decoding is still to make up for.
-    debt: f64,
-}
-
-impl<'a> Worker<'a> {
-    fn new(loaded: &'a Loaded, shared: &'a Shared, options: SchedulerOptions) -> Worker<'a> {
-        let longest = loaded.model.max_position();
-        Worker {
-            loaded,
-            shared,
-            context: options.context.unwrap_or(longest).min(longest),
-            starts: Starts::new(&loaded.model, options.cache_bytes)
-                .speculating(|| loaded.speculator()),
-            running: Vec::new(),
-            debt: 0.0,
-        }
-    }
-
-    /// Answers until there are no requests and none may come.
-    fn work(mut self) {
-        loop {
-            if self.running.is_empty() && !self.wait() {
-                return;
-            }
-            let decoding = self.running.iter().any(|one| !one.sequence.prefilling());
-            if !decoding || self.debt <= 0.0 {
-                self.admit();
-            }
-            self.pass(decoding && self.debt > 0.0);
-            self.settle();
-        }
-    }
-
-    /// Waits for a request. `false`: there will be none.
-    fn wait(&mut self) -> bool {
-        self.debt = 0.0;
-        let mut queue = self.shared.lock();
-        while queue.waiting.is_empty() {
-            if queue.stopping {
-                return false;
-            }
-            queue = self
-                .shared
-                .changed
-                .wait(queue)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        true
-    }
-
-    /// Gives the next request its turn. One at a time, so that the next finds what this one's
-    /// prompt leaves behind.
-    fn admit(&mut self) {
-        let job = {
-            let mut queue = self.shared.lock();
-            if queue.running.len() >= queue.parallel {
-                return;
-            }
-            let Some(job) = queue.waiting.pop_front() else {
-                return;
-            };
-            queue.running.push((job.number, Arc::clone(&job.cancel)));
-            job
-        };
-        let mut listener = job.listener;
-        let start = self.starts.start(&job.request.prompt);
-        let cached_tokens = start.read;
-        let sequence = Sequence::new(
-            &self.loaded.model,
-            &self.loaded.tokenizer,
-            &self.loaded.description().generation.eos,
-            self.context,
-            job.request,
-            start,
-        );
-        match sequence {
-            Ok(sequence) => {
-                tell(
-                    &mut listener,
-                    &job.cancel,
-                    Progress::Started { cached_tokens },
-                );
-                let running = Running {
-                    number: job.number,
-                    listener,
-                    cancel: job.cancel,
-                    sequence,
-                };
-                // Its prompt is next.
-                self.running.insert(0, running);
-            }
-            Err(error) => self.say_last(job.number, listener, Progress::Failed(error)),
-        }
-    }
-
-    /// One pass: the next rows of all answers, and a part of one prompt unless `only_decoding`.
-    fn pass(&mut self, only_decoding: bool) {
-        for one in &mut self.running {
-            if one.cancel.load(Ordering::Relaxed) {
-                one.sequence.cancel();
-            }
-        }
-        let reader = self
-            .running
-            .iter()
-            .find(|one| one.sequence.prefilling() && !one.sequence.finished())
-            .map(|one| one.number)
-            .filter(|_| !only_decoding);
-        let takes_part = |one: &Running| {
-            let reads = one.sequence.prefilling();
-            (!reads || Some(one.number) == reader) && !one.sequence.finished()
-        };
-        let mut numbers = Vec::new();
-        let mut sequences = Vec::new();
-        let mut listeners = Vec::new();
-        for one in self.running.iter_mut().filter(|one| takes_part(one)) {
-            numbers.push(one.number);
-            sequences.push(&mut one.sequence);
-            listeners.push((&mut one.listener, &one.cancel));
-        }
-        if sequences.is_empty() {
-            return;
-        }
-        let start = Instant::now();
-        let model = &self.loaded.model;
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            run_pass(model, &mut sequences, &mut |index, event| {
-                let (listener, cancel) = &mut listeners[index];
-                tell_event(listener, cancel, event);
-            })
-        }));
-        let seconds = start.elapsed().as_secs_f64();
-        self.debt = match reader {
-            Some(_) => seconds,
-            None => (self.debt - seconds).max(0.0),
-        };
-        match result {
-            Ok(Ok(results)) => {
-                for (number, result) in numbers.into_iter().zip(results) {
-                    if let Err(error) = result
-                        && let Some(one) = self.take(number)
-                    {
-                        self.say_last(number, one.listener, Progress::Failed(error));
-                    }
-                }
-            }
-            Ok(Err(error)) => self.fail_all(&error.to_string()),
-            Err(panic) => self.fail_all(&format!(
-                "the model's computation failed: {}",
-                panic_text(panic.as_ref())
-            )),
-        }
-        // Another prompt's turn.
-        if let Some(one) = reader.and_then(|number| self.take(number)) {
-            self.running.push(one);
-        }
-    }
-
-    fn take(&mut self, number: u64) -> Option<Running<'a>> {
-        let place = self.running.iter().position(|one| one.number == number)?;
-        Some(self.running.remove(place))
-    }
-
-    /// Keeps what sequences leave behind, and lets whole answers go.
-    fn settle(&mut self) {
-        let mut index = 0;
-        while index < self.running.len() {
-            for snapshot in self.running[index].sequence.snapshots() {
-                self.starts.keep(snapshot);
-            }
-            if !self.running[index].sequence.finished() {
-                index += 1;
-                continue;
-            }
-            let Running {
-                number,
-                mut listener,
-                cancel,
-                sequence,
-            } = self.running.remove(index);
-            let (answer, ended) = sequence.end(&mut |event| {
-                tell_event(&mut listener, &cancel, event);
-            });
-            self.starts.ended(ended);
-            let finished = Finished::of(&answer);
-            self.say_last(number, listener, Progress::Finished(finished));
-        }
-    }
-
-    /// No state is to be trusted any more.
-    fn fail_all(&mut self, message: &str) {
-        self.starts.clear();
-        for one in std::mem::take(&mut self.running) {
-            let error = Error::Model(message.to_string());
-            self.say_last(one.number, one.listener, Progress::Failed(error));
-        }
-    }
-
-    /// A request has ended. It does not count as running once its listener hears of it.
-    fn say_last(&self, number: u64, mut listener: Listener, last: Progress) {
-        self.shared
-            .lock()
-            .running
-            .retain(|(running, _)| *running != number);
-        listener(last);
-        drop(listener);
-        self.shared.changed.notify_all();
-    }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied())
-        .unwrap_or("no reason given")
 }

@@ -17,13 +17,16 @@ use crate::stats::Counts;
 use crate::stop::StopStrings;
 use crate::streaming::StreamDecoder;
 use crate::target::LanguageModel;
-use crate::tokenizer::Tokenizer;
+use crate::tokenizer::{Control, Tokenizer};
 use kozue_model::{Outputs, Rows, Segment};
 use std::ops::Range;
 use std::time::Instant;
 
 /// Most prompt tokens of a pass: enough for full speed, few enough that cancelling is quick.
 pub const PREFILL_ROWS: usize = 512;
+
+/// Most tokens of a text that a grammar forces, in one pass.
+const FORCED_ROWS: usize = 32;
 
 /// What a sequence starts from: nothing, or a snapshot of a prefix of its prompt.
 pub struct Start<'a, S> {
@@ -37,6 +40,7 @@ pub struct Start<'a, S> {
 
 /// One request in progress.
 pub struct Sequence<'a, S> {
+    tokenizer: &'a Tokenizer,
     eos: &'a [u32],
     context: usize,
     vocab_size: usize,
@@ -69,8 +73,8 @@ enum Plan {
     Prefill(Range<usize>),
     /// Reads the newest token.
     Step,
-    /// Verifies a draft, made in so many milliseconds.
-    Verify(Draft, f64),
+    /// Verifies a draft, made in so many milliseconds; `None` where the grammar forced it.
+    Verify(Draft, Option<f64>),
 }
 
 /// What a pass made of one sequence's rows.
@@ -111,6 +115,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
             ..Counts::default()
         };
         Ok(Sequence {
+            tokenizer,
             eos,
             context,
             vocab_size,
@@ -198,6 +203,9 @@ impl<'a, S: Clone> Sequence<'a, S> {
         let room = self.context - total;
         let left = self.request.max_tokens.unwrap_or(usize::MAX) - self.answer.len();
         let depth = room.min(left).saturating_sub(1);
+        if let Some(draft) = self.forced(depth)? {
+            return Ok(Plan::Verify(draft, None));
+        }
         let (Some(speculator), Some(&root)) = (&mut self.speculator, self.answer.last()) else {
             return Ok(Plan::Step);
         };
@@ -230,7 +238,28 @@ impl<'a, S: Clone> Sequence<'a, S> {
             speculator.pace.judged(&draft, 0, milliseconds);
             return Ok(Plan::Step);
         }
-        Ok(Plan::Verify(draft, milliseconds))
+        Ok(Plan::Verify(draft, Some(milliseconds)))
+    }
+
+    /// The text that the grammar forces, as a chain of up to `depth` drafted tokens. Its last
+    /// token is left out: it may merge with the text that follows.
+    fn forced(&mut self, depth: usize) -> Result<Option<Draft>, Error> {
+        let (Some(grammar), Some(&root)) = (&mut self.request.grammar, self.answer.last()) else {
+            return Ok(None);
+        };
+        let text = grammar.forced_text();
+        if text.is_empty() {
+            return Ok(None);
+        }
+        let mut tokens = self.tokenizer.encode(&text, Control::Text)?;
+        tokens.pop();
+        tokens.truncate(depth.min(FORCED_ROWS));
+        tokens.truncate(grammar.legal(&tokens)?);
+        let mut draft = Draft::root(root);
+        for (parent, token) in tokens.into_iter().enumerate() {
+            draft.push(parent, token, 0.0);
+        }
+        Ok((!draft.is_empty()).then_some(draft))
     }
 
     /// The rows that were planned.
@@ -361,7 +390,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
         &mut self,
         model: &M,
         draft: Draft,
-        draft_ms: f64,
+        draft_ms: Option<f64>,
         taken: Taken<'_>,
         events: &mut dyn FnMut(Event),
     ) -> Result<(), Error> {
@@ -406,11 +435,14 @@ impl<'a, S: Clone> Sequence<'a, S> {
                 hidden: &taken.hidden[node * hidden..][..hidden],
             };
             speculator.drafter.observe(read)?;
-            speculator.drafter.judged(&draft, &path);
-            let observe_ms = committed.elapsed().as_secs_f64() * 1e3;
-            speculator
-                .pace
-                .judged(&draft, path.len() - 1, draft_ms + observe_ms);
+            // A forced draft says nothing about the drafter.
+            if let Some(draft_ms) = draft_ms {
+                speculator.drafter.judged(&draft, &path);
+                let observe_ms = committed.elapsed().as_secs_f64() * 1e3;
+                speculator
+                    .pace
+                    .judged(&draft, path.len() - 1, draft_ms + observe_ms);
+            }
         }
         let counts = &mut self.counts.speculation;
         counts.sample_s += (drawn - start).as_secs_f64();
