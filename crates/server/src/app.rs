@@ -3,9 +3,10 @@
 use crate::error::{ApiError, Dialect};
 use crate::guard::{self, Guard};
 use crate::metrics::Metrics;
+use crate::preparing::Places;
 use crate::served::Served;
 use crate::{anthropic, openai, page};
-use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
+use axum::extract::{MatchedPath, Request, State};
 use axum::http::{Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -22,10 +23,14 @@ pub struct App {
     pub metrics: Metrics,
     /// Who may ask.
     pub guard: Guard,
+    /// Bounds what is prepared at a time.
+    pub places: Places,
+    /// Most bytes of a body.
+    pub body_limit: usize,
 }
 
 /// The server's paths.
-pub fn router(app: Arc<App>, body_limit: usize) -> Router {
+pub fn router(app: Arc<App>) -> Router {
     Router::new()
         .route("/", get(page::page))
         .route("/health", get(health))
@@ -44,7 +49,6 @@ pub fn router(app: Arc<App>, body_limit: usize) -> Router {
         .route("/v1/embeddings", post(openai::models::embeddings))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(body_limit))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&app),
             guard::check,

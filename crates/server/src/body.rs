@@ -1,36 +1,57 @@
 //! Bodies of requests.
 
+use crate::app::App;
 use crate::error::ApiError;
 use crate::slow::BodyError;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
+use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
+use std::sync::Arc;
 
 /// The bytes of a body.
 pub struct Whole(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Whole {
+/// A body that is too large is read on to this many times the limit, so that its sender hears of
+/// the refusal instead of a broken connection.
+const READ_ON: usize = 4;
+
+impl FromRequest<Arc<App>> for Whole {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Whole, ApiError> {
-        match Bytes::from_request(request, state).await {
-            Ok(bytes) => Ok(Whole(bytes)),
-            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-                let message = "the body is larger than this server takes";
-                Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("body_too_large"))
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Whole, ApiError> {
+        let limit = app.body_limit;
+        let mut body = request.into_body();
+        let mut bytes = Vec::new();
+        let mut length = 0;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| match is_late(&error) {
+                true => ApiError::new(StatusCode::REQUEST_TIMEOUT, BodyError::Late.to_string()),
+                false => bad(format!("the body cannot be read: {error}")),
+            })?;
+            let Ok(data) = frame.into_data() else {
+                continue;
+            };
+            length += data.len();
+            if length <= limit {
+                bytes.extend_from_slice(&data);
+            } else if length > limit.saturating_mul(READ_ON) {
+                break;
+            } else {
+                bytes = Vec::new();
             }
-            Err(rejection) if is_late(&rejection) => {
-                let message = BodyError::Late.to_string();
-                Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message))
-            }
-            Err(rejection) => Err(bad(format!(
-                "the body cannot be read: {}",
-                rejection.body_text()
-            ))),
         }
+        if length > limit {
+            let message =
+                format!("the body is larger than the {limit} bytes that this server takes");
+            return Err(
+                ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message).code("body_too_large")
+            );
+        }
+        Ok(Whole(bytes.into()))
     }
 }
 

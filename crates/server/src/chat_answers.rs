@@ -1,7 +1,6 @@
 //! A chat's question to what the engine is asked.
 
 use crate::answering::Wanted;
-use crate::app::App;
 use crate::calls::grammar::rules;
 use crate::error::ApiError;
 use crate::ids::new_seed;
@@ -10,44 +9,13 @@ use crate::prompt::{Prompt, render};
 use crate::question::{Format, Question};
 use crate::served::Served;
 use crate::tools::{Tool, ToolChoice};
-use axum::http::StatusCode;
 use kozue_engine::grammar::{Grammar, Thought};
 use kozue_engine::sampling::Sampling;
 use kozue_engine::{Error, LanguageModel, Request};
 use serde_json::json;
-use std::sync::Arc;
 
-/// The answers that a question wants. Rendering and tokenizing take a while for a long
-/// conversation, so they leave the server's own threads alone.
-pub async fn wanted(app: &Arc<App>, question: Question) -> Result<Vec<Wanted>, ApiError> {
-    blocking(app, move |served| answers(served, &question)).await
-}
-
-/// Number of tokens of a question's prompt.
-pub async fn prompt_tokens(app: &Arc<App>, question: Question) -> Result<usize, ApiError> {
-    blocking(app, move |served| {
-        Ok(render(served, &question)?.tokens.len())
-    })
-    .await
-}
-
-/// Runs what takes a while on a thread for it.
-pub async fn blocking<T: Send + 'static>(
-    app: &Arc<App>,
-    work: impl FnOnce(&Served) -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let app = Arc::clone(app);
-    let result = tokio::task::spawn_blocking(move || work(&app.served)).await;
-    result.unwrap_or_else(|error| {
-        tracing::error!("preparing a request failed: {error}");
-        Err(ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "preparing the request failed",
-        ))
-    })
-}
-
-fn answers(served: &Served, question: &Question) -> Result<Vec<Wanted>, ApiError> {
+/// The answers that a question wants.
+pub fn answers(served: &Served, question: &Question) -> Result<Vec<Wanted>, ApiError> {
     let Prompt { tokens, text } = render(served, question)?;
     check_length(served, tokens.len())?;
     let tools: &[Tool] = match question.tool_choice {

@@ -18,6 +18,7 @@ pub mod metrics;
 pub mod openai;
 mod output;
 mod page;
+pub mod preparing;
 mod prompt;
 pub mod question;
 mod serve;

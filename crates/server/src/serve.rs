@@ -4,6 +4,7 @@ use crate::app::{App, router};
 use crate::guard::Guard;
 use crate::listen::{self, Limits};
 use crate::metrics::Metrics;
+use crate::preparing::Places;
 use crate::served::Served;
 use kozue_engine::Loaded;
 use kozue_engine::scheduler::{Scheduler, SchedulerOptions};
@@ -106,6 +107,8 @@ pub fn serve(
             keys: options.keys.clone(),
             hosts: options.hosts.clone(),
         },
+        places: Places::default(),
+        body_limit: options.limits.body,
     });
     // The model's threads need the cores; the server's only pass text on.
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -134,7 +137,7 @@ async fn run(
     let mut signals = Signals::listen().map_err(ServeError::System)?;
     let listener = TcpListener::bind(address).await.map_err(taken)?;
     ready(listener.local_addr().map_err(taken)?);
-    let router = router(app, options.limits.body);
+    let router = router(app);
     let mut again = Signals::listen().map_err(ServeError::System)?;
     let served = listen::serve(
         listener,

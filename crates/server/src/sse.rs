@@ -8,6 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use kozue_engine::scheduler::Token;
 use serde_json::Value as Json;
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -19,14 +20,35 @@ pub struct Events(VecDeque<Event>);
 impl Events {
     /// Adds an event without a name.
     pub fn data(&mut self, data: impl AsRef<str>) {
-        self.0.push_back(Event::default().data(data));
+        self.0
+            .push_back(Event::default().data(one_line(data.as_ref())));
     }
 
     /// Adds a named event.
     pub fn named(&mut self, name: &str, data: &Json) {
-        self.0
-            .push_back(Event::default().event(name).data(data.to_string()));
+        self.0.push_back(
+            Event::default()
+                .event(name)
+                .data(one_line(&data.to_string())),
+        );
     }
+}
+
+/// JSON without the characters that some clients take for the end of a line. They occur in its
+/// strings only.
+fn one_line(json: &str) -> Cow<'_, str> {
+    const ENDS: [char; 3] = ['\u{85}', '\u{2028}', '\u{2029}'];
+    if !json.contains(ENDS) {
+        return Cow::Borrowed(json);
+    }
+    let mut escaped = String::with_capacity(json.len() + 16);
+    for character in json.chars() {
+        match ENDS.contains(&character) {
+            true => escaped.push_str(&format!("\\u{:04x}", u32::from(character))),
+            false => escaped.push(character),
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// How an API writes a stream.
@@ -103,5 +125,25 @@ impl<W: Writer> State<W> {
                 *over = true;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_client_sees_two_lines_in_one() {
+        let text = "a\u{85}b\u{2028}c\u{2029}d\ne\u{1c}f";
+        let json = serde_json::json!({"x": text}).to_string();
+        let shown = one_line(&json);
+        assert!(
+            shown
+                .chars()
+                .all(|c| !c.is_control() && c != '\u{2028}' && c != '\u{2029}')
+        );
+        let back: Json = serde_json::from_str(&shown).unwrap();
+        assert_eq!(back["x"], text);
+        assert!(matches!(one_line("{\"a\": 1}"), Cow::Borrowed(_)));
     }
 }

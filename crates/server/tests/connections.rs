@@ -29,7 +29,7 @@ async fn listen(server: &Server, limits: Limits, grace: Duration) -> Listening {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let router = router(Arc::clone(&server.app), limits.body);
+    let router = router(Arc::clone(&server.app));
     let task = tokio::spawn(async move {
         let stop = async { drop(stopped.await) };
         serve(listener, router, limits, stop, grace).await;
@@ -141,7 +141,6 @@ async fn slow_clients_are_let_go() {
 async fn too_much_is_refused() {
     let server = Server::saying("Hello.");
     let limits = Limits {
-        body: 1000,
         headers: 8 << 10,
         ..Limits::default()
     };
@@ -158,7 +157,7 @@ async fn too_much_is_refused() {
         let text = rest(listening.send(&request).await).await;
         assert!(text.starts_with("HTTP/1.1 431"), "{text}");
     }
-    let body = format!("{{\"x\": \"{}\"}}", "x".repeat(5000));
+    let body = format!("{{\"x\": \"{}\"}}", "x".repeat(2 << 20));
     let text = {
         let mut stream = listening.post(&body).await;
         let mut start = vec![0; 12];

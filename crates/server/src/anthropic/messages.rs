@@ -5,9 +5,11 @@ use crate::answering::{Answering, Ended, Finish, Whole};
 use crate::app::App;
 use crate::body;
 use crate::calls::Piece;
-use crate::chat_answers::{prompt_tokens, wanted};
+use crate::chat_answers::answers;
 use crate::error::{ApiError, Dialect};
 use crate::ids::new_id;
+use crate::preparing::prepare;
+use crate::prompt::render;
 use crate::sse::{self, Events, Writer};
 use axum::Json;
 use axum::extract::State;
@@ -21,11 +23,14 @@ pub async fn answer(
     State(app): State<Arc<App>>,
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
-    let request: MessagesRequest = body::parse(&bytes)?;
-    app.served.check_name(request.model.as_deref())?;
-    let stream = request.stream.unwrap_or(false);
-    let stops = request.stop_sequences.clone().unwrap_or_default();
-    let wanted = wanted(&app, request.question(true)?).await?;
+    let (wanted, stream, stops) = prepare(&app, bytes, |served, bytes| {
+        let request: MessagesRequest = body::parse(bytes)?;
+        served.check_name(request.model.as_deref())?;
+        let stream = request.stream.unwrap_or(false);
+        let stops = request.stop_sequences.clone().unwrap_or_default();
+        Ok((answers(served, &request.question(true)?)?, stream, stops))
+    })
+    .await?;
     let prompt = wanted
         .first()
         .map_or(0, |wanted| wanted.request.prompt.len());
@@ -53,9 +58,12 @@ pub async fn count(
     State(app): State<Arc<App>>,
     body::Whole(bytes): body::Whole,
 ) -> Result<Json<Value>, ApiError> {
-    let request: MessagesRequest = body::parse(&bytes)?;
-    app.served.check_name(request.model.as_deref())?;
-    let tokens = prompt_tokens(&app, request.question(false)?).await?;
+    let tokens = prepare(&app, bytes, |served, bytes| {
+        let request: MessagesRequest = body::parse(bytes)?;
+        served.check_name(request.model.as_deref())?;
+        Ok(render(served, &request.question(false)?)?.tokens.len())
+    })
+    .await?;
     Ok(Json(json!({"input_tokens": tokens})))
 }
 

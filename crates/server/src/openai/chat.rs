@@ -6,9 +6,10 @@ use crate::answering::{Answering, Cost, Ended, Finish, Whole};
 use crate::app::App;
 use crate::body;
 use crate::calls::Piece;
-use crate::chat_answers::wanted;
+use crate::chat_answers::answers;
 use crate::error::{ApiError, Dialect};
 use crate::ids::new_id;
+use crate::preparing::prepare;
 use crate::served::now;
 use crate::sse::{self, Events, Writer};
 use axum::Json;
@@ -23,13 +24,17 @@ pub async fn answer(
     State(app): State<Arc<App>>,
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
-    let mut request: ChatRequest = body::parse(&bytes)?;
-    app.served.check_name(request.model.as_deref())?;
-    let stream = request.stream.unwrap_or(false);
-    let options = request.stream_options.take().unwrap_or_default();
-    let question = request.question()?;
-    let with_logprobs = question.options.logprobs.is_some();
-    let wanted = wanted(&app, question).await?;
+    let (wanted, stream, options, with_logprobs) = prepare(&app, bytes, |served, bytes| {
+        let mut request: ChatRequest = body::parse(bytes)?;
+        served.check_name(request.model.as_deref())?;
+        let stream = request.stream.unwrap_or(false);
+        let options = request.stream_options.take().unwrap_or_default();
+        let question = request.question()?;
+        let with_logprobs = question.options.logprobs.is_some();
+        let wanted = answers(served, &question)?;
+        Ok((wanted, stream, options, with_logprobs))
+    })
+    .await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
     let head = Head {
         id: new_id("chatcmpl-"),

@@ -6,10 +6,11 @@ use crate::answering::{Answering, Cost, Ended, Finish, Wanted, Whole};
 use crate::app::App;
 use crate::body::{self, OneOrMany, Seed};
 use crate::calls::Piece;
-use crate::chat_answers::{blocking, check_length};
+use crate::chat_answers::check_length;
 use crate::error::{ApiError, Dialect};
 use crate::ids::{new_id, new_seed};
 use crate::output::Output;
+use crate::preparing::prepare;
 use crate::question::Options;
 use crate::served::{Served, now};
 use crate::sse::{self, Events, Writer};
@@ -77,17 +78,19 @@ pub async fn answer(
     State(app): State<Arc<App>>,
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
-    let request: CompletionRequest = body::parse(&bytes)?;
-    app.served.check_name(request.model.as_deref())?;
-    let stream = request.stream.unwrap_or(false);
-    let include_usage = request
-        .stream_options
-        .as_ref()
-        .and_then(|options| options.include_usage)
-        .unwrap_or(false);
-    let n = request.n.unwrap_or(1);
-    let with_logprobs = request.logprobs.is_some();
-    let (wanted, echoes) = blocking(&app, move |served| prepare(served, request)).await?;
+    let Prepared {
+        wanted,
+        echoes,
+        n,
+        with_logprobs,
+        stream,
+        include_usage,
+    } = prepare(&app, bytes, |served, bytes| {
+        let request: CompletionRequest = body::parse(bytes)?;
+        served.check_name(request.model.as_deref())?;
+        read(served, request)
+    })
+    .await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
     let head = Head {
         id: new_id("cmpl-"),
@@ -115,11 +118,18 @@ pub async fn answer(
     Ok(Json(head.whole(&answers)).into_response())
 }
 
-/// What is asked, and the text before each answer.
-fn prepare(
-    served: &Served,
-    request: CompletionRequest,
-) -> Result<(Vec<Wanted>, Vec<String>), ApiError> {
+/// What is asked.
+struct Prepared {
+    wanted: Vec<Wanted>,
+    /// The text before each answer.
+    echoes: Vec<String>,
+    n: usize,
+    with_logprobs: bool,
+    stream: bool,
+    include_usage: bool,
+}
+
+fn read(served: &Served, request: CompletionRequest) -> Result<Prepared, ApiError> {
     let n = request.n.unwrap_or(1);
     if request.best_of.is_some_and(|best_of| best_of != n) {
         return Err(ApiError::field(
@@ -202,7 +212,17 @@ fn prepare(
             echoes.push(echo.unwrap_or_default());
         }
     }
-    Ok((wanted, echoes))
+    Ok(Prepared {
+        wanted,
+        echoes,
+        n,
+        with_logprobs: request.logprobs.is_some(),
+        stream: request.stream.unwrap_or(false),
+        include_usage: request
+            .stream_options
+            .and_then(|options| options.include_usage)
+            .unwrap_or(false),
+    })
 }
 
 struct Head {

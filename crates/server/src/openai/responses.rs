@@ -5,10 +5,11 @@ use crate::answering::{Answering, Cost, Ended, Finish, Whole};
 use crate::app::App;
 use crate::body;
 use crate::calls::Piece;
-use crate::chat_answers::wanted;
+use crate::chat_answers::answers;
 use crate::error::ApiError;
 use crate::ids::new_id;
-use crate::served::now;
+use crate::preparing::prepare;
+use crate::served::{Served, now};
 use crate::sse::{self, Events, Writer};
 use axum::Json;
 use axum::extract::State;
@@ -21,11 +22,14 @@ pub async fn answer(
     State(app): State<Arc<App>>,
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
-    let request: ResponsesRequest = body::parse(&bytes)?;
-    app.served.check_name(request.model.as_deref())?;
-    let stream = request.stream.unwrap_or(false);
-    let head = Head::new(&app, &request);
-    let wanted = wanted(&app, request.question()?).await?;
+    let (wanted, stream, head) = prepare(&app, bytes, |served, bytes| {
+        let request: ResponsesRequest = body::parse(bytes)?;
+        served.check_name(request.model.as_deref())?;
+        let stream = request.stream.unwrap_or(false);
+        let head = Head::new(served, &request);
+        Ok((answers(served, &request.question()?)?, stream, head))
+    })
+    .await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
     if stream {
         return Ok(sse::response(answering, Stream::new(head)));
@@ -41,7 +45,7 @@ pub async fn answer(
 struct Head(Value);
 
 impl Head {
-    fn new(app: &App, request: &ResponsesRequest) -> Head {
+    fn new(served: &Served, request: &ResponsesRequest) -> Head {
         Head(json!({
             "id": new_id("resp_"),
             "object": "response",
@@ -51,7 +55,7 @@ impl Head {
             "incomplete_details": null,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "model": app.served.id,
+            "model": served.id,
             "output": [],
             "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": null,

@@ -10,6 +10,7 @@ use kozue_kernels::{Cpu, KvType};
 use kozue_server::app::{App, router};
 use kozue_server::guard::Guard;
 use kozue_server::metrics::Metrics;
+use kozue_server::preparing::Places;
 use kozue_server::served::{Backend, Served};
 use serde_json::{Value, json};
 use std::any::Any;
@@ -155,12 +156,14 @@ impl Server {
             served: served.unwrap(),
             metrics: Metrics::default(),
             guard,
+            places: Places::default(),
+            body_limit: 1 << 20,
         });
         Server { app, backend }
     }
 
     pub async fn send(&self, request: Request<Body>) -> Answer {
-        let response = router(Arc::clone(&self.app), 1 << 20)
+        let response = router(Arc::clone(&self.app))
             .oneshot(request)
             .await
             .unwrap();
