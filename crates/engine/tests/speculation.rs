@@ -8,6 +8,7 @@ mod adversaries;
 mod support;
 
 use adversaries::{Adversary, SCHEMES, Scheme};
+use kozue_engine::grammar::{Grammar, Thought, Vocabulary};
 use kozue_engine::sampling::Sampling;
 use kozue_engine::speculation::{DraftKind, Pace, RowCosts, SpeculationOptions, Speculator};
 use kozue_engine::{Answer, LanguageModel, Loaded, Request, Session};
@@ -42,7 +43,7 @@ impl Pair {
             &drafters.path().join("weaver"),
         );
         Pair {
-            loaded: Loaded::open(&path, Cpu::new(Some(2)), KvType::F16).unwrap(),
+            loaded: Loaded::open(&path, Cpu::new(Some(1)), KvType::F16).unwrap(),
             path,
             drafters,
         }
@@ -99,33 +100,37 @@ fn prompts(default: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
-fn samplings(n: usize) -> [(&'static str, Sampling); 4] {
+/// Every way to draw that the promise covers, as requests whose prompt is still to come.
+fn ways(n: usize, loaded: &Loaded) -> Vec<(&'static str, Request)> {
     let sampled = Sampling {
         temperature: 0.7,
         seed: n as u64,
         ..Sampling::greedy()
     };
-    [
-        ("greedy", Sampling::greedy()),
-        ("temperature", sampled.clone()),
-        (
-            "nucleus",
-            Sampling {
-                temperature: 1.0,
-                top_p: 0.9,
-                ..sampled.clone()
-            },
-        ),
-        (
-            "penalties",
-            Sampling {
-                repetition_penalty: 1.2,
-                frequency_penalty: 0.2,
-                penalty_window: Some(20),
-                logit_bias: vec![(7, 1.5), (8, f32::NEG_INFINITY)],
-                ..sampled
-            },
-        ),
+    let nucleus = Sampling {
+        temperature: 1.0,
+        top_p: 0.9,
+        ..sampled.clone()
+    };
+    let penalties = Sampling {
+        repetition_penalty: 1.2,
+        frequency_penalty: 0.2,
+        penalty_window: Some(20),
+        logit_bias: vec![(7, 1.5), (8, f32::NEG_INFINITY)],
+        ..sampled.clone()
+    };
+    let eos = &loaded.description().generation.eos;
+    let vocabulary = Vocabulary::new(&loaded.tokenizer, eos, loaded.model.vocab_size()).unwrap();
+    let json = Request {
+        grammar: Some(Grammar::json_object(&vocabulary, Thought::None).unwrap()),
+        ..request(&[], &nucleus)
+    };
+    vec![
+        ("greedy", request(&[], &Sampling::greedy())),
+        ("temperature", request(&[], &sampled)),
+        ("nucleus", request(&[], &nucleus)),
+        ("penalties", request(&[], &penalties)),
+        ("json", json),
     ]
 }
 
@@ -133,7 +138,7 @@ fn request(prompt: &[u32], sampling: &Sampling) -> Request {
     Request {
         prompt: prompt.to_vec(),
         sampling: sampling.clone(),
-        max_tokens: Some(40),
+        max_tokens: Some(30),
         stop: Vec::new(),
         grammar: None,
         logprobs: None,
@@ -146,13 +151,15 @@ fn request(prompt: &[u32], sampling: &Sampling) -> Request {
 fn two_turns<M: LanguageModel>(
     session: &mut Session<M>,
     prompt: &[u32],
-    sampling: &Sampling,
+    way: &Request,
 ) -> [Answer; 2] {
     let cancel = AtomicBool::new(false);
     let mut ask = |prompt: &[u32]| {
-        session
-            .generate(&request(prompt, sampling), &cancel, &mut |_| ())
-            .unwrap()
+        let request = Request {
+            prompt: prompt.to_vec(),
+            ..way.clone()
+        };
+        session.generate(&request, &cancel, &mut |_| ()).unwrap()
     };
     let first = ask(prompt);
     let mut longer = prompt.to_vec();
@@ -171,17 +178,11 @@ fn speculation_never_changes_an_answer() {
         let prompts = prompts(2);
         let mut plain = Vec::new();
         for (n, prompt) in prompts.iter().enumerate() {
-            for (_, sampling) in samplings(n) {
+            for (_, way) in ways(n, &pair.loaded) {
                 let mut session = pair.loaded.session(None);
-                plain.push(two_turns(&mut session, prompt, &sampling));
+                plain.push(two_turns(&mut session, prompt, &way));
             }
         }
-        assert!(
-            plain
-                .iter()
-                .flatten()
-                .all(|answer| answer.token_ids.len() == 40)
-        );
         let mut accepted = 0.0;
         for kind in [
             DraftKind::Lookup,
@@ -199,9 +200,9 @@ fn speculation_never_changes_an_answer() {
                 pair.speculate(kind, budget, width);
                 let mut expected = plain.iter();
                 for (n, prompt) in prompts.iter().enumerate() {
-                    for (name, sampling) in samplings(n) {
+                    for (name, way) in ways(n, &pair.loaded) {
                         let mut session = pair.loaded.session(None);
-                        let answers = two_turns(&mut session, prompt, &sampling);
+                        let answers = two_turns(&mut session, prompt, &way);
                         assert_eq!(
                             tokens(&answers),
                             tokens(expected.next().unwrap()),
@@ -211,6 +212,7 @@ fn speculation_never_changes_an_answer() {
                         accepted += stats.map(|s| s.mean_accepted).sum::<f64>();
                     }
                 }
+                println!("{kind}, {budget:?} nodes: {} prompts equal", prompts.len());
             }
         }
         // A test in which nothing is ever accepted would show little.
@@ -240,9 +242,9 @@ fn adversarial<'a>(
 fn adversaries_never_change_an_answer() {
     for pair in Pair::all() {
         for (n, prompt) in prompts(3).iter().enumerate() {
-            for (name, sampling) in samplings(n) {
+            for (name, way) in ways(n, &pair.loaded) {
                 let mut session = pair.loaded.session(None);
-                let plain = two_turns(&mut session, prompt, &sampling);
+                let plain = two_turns(&mut session, prompt, &way);
                 let mut text = prompt.clone();
                 text.extend(&plain[0].token_ids);
                 text.extend([3, 1, 4]);
@@ -256,22 +258,26 @@ fn adversaries_never_change_an_answer() {
                             random: n as u64 + nodes as u64,
                         };
                         let mut session = adversarial(&pair, &[], &adversary, nodes);
-                        let answers = two_turns(&mut session, prompt, &sampling);
+                        let answers = two_turns(&mut session, prompt, &way);
                         let context = format!("{scheme:?}, {nodes} nodes, prompt {n}, {name}");
                         assert_eq!(tokens(&answers), tokens(&plain), "{context}");
                         let stats = answers[0].stats.speculation.as_ref();
                         let by_pass = answers[0].stats.tokens_per_forward_pass.unwrap();
                         match scheme {
-                            Scheme::Wrong => assert_eq!(by_pass, 1.0, "{context}"),
+                            Scheme::Wrong if name != "json" => {
+                                assert_eq!(by_pass, 1.0, "{context}")
+                            }
                             // Every pass accepts its whole chain, but perhaps the last.
-                            Scheme::Right => {
+                            Scheme::Right if name != "json" => {
                                 assert_eq!(
                                     answers[0].stats.forward_passes,
-                                    39usize.div_ceil(nodes),
+                                    29usize.div_ceil(nodes),
                                     "{context}"
                                 );
                             }
-                            Scheme::WrongRoot => assert_eq!(stats.unwrap().rounds, 0),
+                            Scheme::WrongRoot if name != "json" => {
+                                assert_eq!(stats.unwrap().rounds, 0)
+                            }
                             _ => {}
                         }
                     }
