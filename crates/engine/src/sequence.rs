@@ -437,7 +437,8 @@ impl<'a, S: Clone> Sequence<'a, S> {
             speculator.drafter.observe(read)?;
             // A forced draft says nothing about the drafter.
             if let Some(draft_ms) = draft_ms {
-                speculator.drafter.judged(&draft, &path);
+                let round_ms = speculator.pace.round_ms(&draft, draft_ms);
+                speculator.drafter.judged(&draft, &path, round_ms);
                 let observe_ms = committed.elapsed().as_secs_f64() * 1e3;
                 speculator
                     .pace

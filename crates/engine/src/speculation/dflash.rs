@@ -92,6 +92,16 @@ impl<'a> Blocks<'a> {
         })
     }
 
+    /// The best tree of independent shortlists.
+    pub(super) fn tree(&mut self, growth: &Growth) -> Result<Draft, Error> {
+        let block = self.draft(growth.root, growth.depth, SHORTLIST)?;
+        let ranked: Vec<Vec<(u32, f32)>> = (1..)
+            .zip(&block.shortlists)
+            .map(|(depth, list)| growth.rank(list, depth))
+            .collect();
+        Ok(Draft::from_marginals(growth, &ranked))
+    }
+
     pub(super) fn fork(&self) -> Blocks<'a> {
         Blocks {
             target: self.target,
@@ -135,12 +145,7 @@ impl<'a> Drafter<'a> for Marginals<'a> {
     }
 
     fn propose(&mut self, growth: &Growth) -> Result<Draft, Error> {
-        let block = self.blocks.draft(growth.root, growth.depth, SHORTLIST)?;
-        let ranked: Vec<Vec<(u32, f32)>> = (1..)
-            .zip(&block.shortlists)
-            .map(|(depth, list)| growth.rank(list, depth))
-            .collect();
-        Ok(Draft::from_marginals(growth, &ranked))
+        self.blocks.tree(growth)
     }
 
     fn fork(&self) -> Box<dyn Drafter<'a> + 'a> {

@@ -25,8 +25,9 @@ pub trait Drafter<'a>: Send {
     /// A tree below the newest token, which the target has not read yet.
     fn propose(&mut self, growth: &Growth) -> Result<Draft, Error>;
 
-    /// Takes in that of the last draft `path` (nodes, root first) was accepted.
-    fn judged(&mut self, _draft: &Draft, _path: &[usize]) {}
+    /// Takes in that of the last draft `path` (nodes, root first) was accepted, in a round that
+    /// takes so many milliseconds.
+    fn judged(&mut self, _draft: &Draft, _path: &[usize], _milliseconds: f64) {}
 
     /// A drafter in the same state, less what [`Drafter::resume`] makes from tokens.
     fn fork(&self) -> Box<dyn Drafter<'a> + 'a>;

@@ -141,7 +141,7 @@ impl<'a> Drafter<'a> for Lookup {
         Ok(draft)
     }
 
-    fn judged(&mut self, draft: &Draft, path: &[usize]) {
+    fn judged(&mut self, draft: &Draft, path: &[usize], _: f64) {
         if let Some(length) = self.drafted_by.take()
             && !draft.is_empty()
         {
@@ -220,12 +220,12 @@ mod tests {
     fn failures_lower_the_estimate_and_successes_raise_it() {
         let (mut lookup, draft) = drafted(&[1, 2, 3, 1, 2], 2);
         let before = draft.log_chances[1];
-        lookup.judged(&draft, &[0]);
+        lookup.judged(&draft, &[0], 1.0);
         let worse = lookup.propose(&Growth::of(2, 2)).unwrap();
         assert!(worse.log_chances[1] < before);
         for _ in 0..20 {
             let draft = lookup.propose(&Growth::of(2, 2)).unwrap();
-            lookup.judged(&draft, &[0, 1]);
+            lookup.judged(&draft, &[0, 1], 1.0);
         }
         let better = lookup.propose(&Growth::of(2, 2)).unwrap();
         assert!(better.log_chances[1] > before);

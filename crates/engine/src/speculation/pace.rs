@@ -121,6 +121,11 @@ impl Pace {
         ((self.accepted + PRIOR) / (self.expected + PRIOR)).clamp(0.05, 1.3)
     }
 
+    /// Milliseconds that a round takes: a draft made in `draft_ms`, and its pass by the table.
+    pub fn round_ms(&self, draft: &Draft, draft_ms: f64) -> f64 {
+        self.costs.of(draft.len()) + draft_ms
+    }
+
     /// Takes in a round: the draft, how many of its edges were accepted, and the milliseconds
     /// that it took to make.
     pub fn judged(&mut self, draft: &Draft, accepted: usize, draft_ms: f64) {

@@ -1,5 +1,8 @@
 //! A Weaver on top of a DFlash network as a drafter: the tree grows from its likeliest nodes, a
 //! few at a time, each node's children scored along its own path.
+//!
+//! Weaving takes time of its own. Where the tree's size is chosen by what pays, so is this: rounds
+//! with and without are compared, and the better way is taken but for a trial now and then.
 
 use super::dflash::Blocks;
 use super::draft::{Draft, Pool};
@@ -24,6 +27,67 @@ pub(super) struct Weaving<'a> {
     hidden: Vec<f32>,
     /// Memory of a round.
     weave: Option<Weave>,
+    choice: Choice,
+}
+
+/// Rounds of each way before they are compared, and how often the worse one is tried again.
+const TRIAL: u32 = 4;
+const AGAIN: u32 = 16;
+/// Weight of what lies one round further back.
+const MEMORY: f64 = 0.9;
+
+/// What rounds of one way brought; older ones weigh less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Account {
+    tokens: f64,
+    milliseconds: f64,
+    rounds: u32,
+}
+
+impl Account {
+    fn add(&mut self, tokens: usize, milliseconds: f64) {
+        self.tokens = MEMORY * self.tokens + tokens as f64;
+        self.milliseconds = MEMORY * self.milliseconds + milliseconds;
+        self.rounds += 1;
+    }
+
+    fn rate(self) -> f64 {
+        self.tokens / self.milliseconds.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// Rounds with a Weaver and without, and which comes next.
+#[derive(Clone, Copy, Debug, Default)]
+struct Choice {
+    woven: Account,
+    unwoven: Account,
+    rounds: u32,
+    weaves: bool,
+}
+
+impl Choice {
+    fn next(&mut self) -> bool {
+        self.rounds += 1;
+        let better = self.woven.rate() >= self.unwoven.rate();
+        self.weaves = if self.woven.rounds < TRIAL {
+            true
+        } else if self.unwoven.rounds < TRIAL {
+            false
+        } else if self.rounds.is_multiple_of(AGAIN) {
+            !better
+        } else {
+            better
+        };
+        self.weaves
+    }
+
+    fn judged(&mut self, tokens: usize, milliseconds: f64) {
+        if self.weaves {
+            self.woven.add(tokens, milliseconds);
+        } else {
+            self.unwoven.add(tokens, milliseconds);
+        }
+    }
 }
 
 /// A node of the pool that was expanded: the order of its expansion, and those of its ancestors.
@@ -41,6 +105,7 @@ impl<'a> Weaving<'a> {
             blocks: Blocks::new(target, network),
             hidden: Vec::new(),
             weave: None,
+            choice: Choice::default(),
         }
     }
 }
@@ -64,6 +129,10 @@ impl<'a> Drafter<'a> for Weaving<'a> {
 
     fn propose(&mut self, growth: &Growth) -> Result<Draft, Error> {
         let deepest = growth.depth.min(self.weaver.depth());
+        let free = growth.rate > 0.0;
+        if free && !self.choice.next() {
+            return self.blocks.tree(growth);
+        }
         let block = self
             .blocks
             .draft(growth.root, deepest, self.weaver.candidates())?;
@@ -140,6 +209,10 @@ impl<'a> Drafter<'a> for Weaving<'a> {
         Ok(draft)
     }
 
+    fn judged(&mut self, _: &Draft, path: &[usize], milliseconds: f64) {
+        self.choice.judged(path.len(), milliseconds);
+    }
+
     fn fork(&self) -> Box<dyn Drafter<'a> + 'a> {
         Box::new(Weaving {
             blocks: self.blocks.fork(),
@@ -156,4 +229,33 @@ impl<'a> Drafter<'a> for Weaving<'a> {
 
 fn no_head() -> Error {
     Error::Model("the model has no head".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How many of 160 rounds weave where a woven round brings `tokens` in `milliseconds` and an
+    /// unwoven one 3 tokens in 10 ms.
+    fn woven(tokens: usize, milliseconds: f64) -> usize {
+        let mut choice = Choice::default();
+        (0..160)
+            .filter(|_| {
+                let weaves = choice.next();
+                match weaves {
+                    true => choice.judged(tokens, milliseconds),
+                    false => choice.judged(3, 10.0),
+                }
+                weaves
+            })
+            .count()
+    }
+
+    #[test]
+    fn weaving_is_done_where_it_pays() {
+        assert!(woven(4, 11.0) > 140);
+        assert!(woven(4, 15.0) < 20);
+        // The worse way is tried again now and then.
+        assert!(woven(4, 15.0) > 10);
+    }
 }
