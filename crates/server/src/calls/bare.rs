@@ -49,7 +49,7 @@ impl BareParser {
                     self.held.push_str(&rest[..rest.len() - object.len()]);
                     rest = object;
                     if rest.starts_with('{') {
-                        self.state = State::Call(JsonCall::new());
+                        self.state = State::Call(JsonCall::bare());
                     } else if !rest.is_empty() {
                         self.be_text(String::new(), out);
                     }

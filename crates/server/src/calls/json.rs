@@ -7,6 +7,8 @@ use super::Piece;
 pub(super) struct JsonCall {
     /// Text before the arguments.
     raw: String,
+    /// Whether the object is a call only if it has arguments.
+    bare: bool,
     stage: Stage,
 }
 
@@ -32,11 +34,27 @@ pub(super) enum Step {
 }
 
 impl JsonCall {
-    pub fn new() -> JsonCall {
+    /// Between marks.
+    pub fn marked() -> JsonCall {
         JsonCall {
             raw: String::new(),
+            bare: false,
             stage: Stage::Header,
         }
+    }
+
+    /// With nothing around it, so that it may be something else.
+    pub fn bare() -> JsonCall {
+        JsonCall {
+            raw: String::new(),
+            bare: true,
+            stage: Stage::Header,
+        }
+    }
+
+    /// Whether there are no marks around it.
+    pub fn is_bare(&self) -> bool {
+        self.bare
     }
 
     /// Whether the call's name has been handed out.
@@ -61,11 +79,18 @@ impl JsonCall {
                 Header::Broken => return Step::NoCall(self.take_raw()),
                 Header::Ready { name, arguments } => (name, arguments),
             };
-            if !known(&name) {
+            let without = matches!(arguments, Arguments::None { .. });
+            if !known(&name) || (self.bare && without) {
                 return Step::NoCall(self.take_raw());
             }
             out.push(Piece::Call { name });
             match arguments {
+                Arguments::None { end } => {
+                    out.push(Piece::Arguments("{}".to_string()));
+                    out.push(Piece::CallEnd);
+                    self.stage = Stage::Rest(Nesting::inside());
+                    start = end - before;
+                }
                 Arguments::Whole { text, end } => {
                     out.push(Piece::Arguments(text));
                     out.push(Piece::CallEnd);
@@ -167,6 +192,8 @@ enum Header {
 enum Arguments {
     /// An object or a list that begins at this byte.
     From(usize),
+    /// There are none, and where reading goes on inside the call's object.
+    None { end: usize },
     /// All of them, and where reading goes on inside the call's object.
     Whole { text: String, end: usize },
 }
@@ -190,17 +217,15 @@ fn header(text: &str) -> Header {
     loop {
         let next = need!(reader.peek());
         if next == b'}' {
-            // No arguments where a name is: a call without any.
             let Some(name) = name else {
                 return Header::Broken;
             };
-            return Header::Ready {
-                name,
-                arguments: Arguments::Whole {
-                    text: arguments.unwrap_or_else(|| "{}".to_string()),
-                    end: reader.place,
-                },
+            let end = reader.place;
+            let arguments = match arguments {
+                Some(text) => Arguments::Whole { text, end },
+                None => Arguments::None { end },
             };
+            return Header::Ready { name, arguments };
         }
         let key = need!(reader.string());
         need!(reader.expect(b':'));

@@ -1,4 +1,7 @@
 //! Calls between `<tool_call>` and `</tool_call>`.
+//!
+//! Some models forget the marks of JSON: an answer that begins with an object which names a tool
+//! and has arguments is a call too.
 
 use super::json::{JsonCall, Step};
 use super::xml::XmlCall;
@@ -25,6 +28,8 @@ pub struct MarkedParser {
 
 #[derive(Debug)]
 enum State {
+    /// Before anything but white space: a call without marks may begin.
+    Start,
     Text,
     /// After an opening mark.
     Opened,
@@ -42,7 +47,10 @@ impl MarkedParser {
             tools: tools.to_vec(),
             held: String::new(),
             before: String::new(),
-            state: State::Text,
+            state: match format {
+                CallFormat::Json => State::Start,
+                _ => State::Text,
+            },
             trimming: false,
         }
     }
@@ -56,6 +64,21 @@ impl MarkedParser {
     /// Whether something was decided, so that it is worth another look.
     fn step(&mut self, out: &mut Vec<Piece>) -> bool {
         match &mut self.state {
+            State::Start => {
+                let rest = self.held.trim_start();
+                if rest.is_empty() {
+                    return false;
+                }
+                self.state = match rest.starts_with('{') {
+                    true => {
+                        let space = self.held.len() - rest.len();
+                        self.before = self.held.drain(..space).collect();
+                        State::Json(JsonCall::bare())
+                    }
+                    false => State::Text,
+                };
+                true
+            }
             State::Text => self.text(out),
             State::Opened => {
                 let rest = self.held.trim_start();
@@ -65,7 +88,7 @@ impl MarkedParser {
                 if self.xml && rest.starts_with(FUNCTION) {
                     self.state = State::Xml(XmlCall::new());
                 } else if rest.starts_with('{') {
-                    self.state = State::Json(JsonCall::new());
+                    self.state = State::Json(JsonCall::marked());
                 } else {
                     self.no_call(String::new(), out);
                 }
@@ -73,7 +96,11 @@ impl MarkedParser {
             }
             State::Json(call) => {
                 let text = std::mem::take(&mut self.held);
-                match call.push(&text, &|_| true, out) {
+                let tools = &self.tools;
+                let known = |name: &str| tools.iter().any(|tool| tool.name == name);
+                // Between marks the client hears of a tool that it does not have, too.
+                let bare = call.is_bare();
+                match call.push(&text, &|name| !bare || known(name), out) {
                     Step::More => false,
                     Step::Ended(length) => {
                         self.held.push_str(&text[length..]);
@@ -155,8 +182,8 @@ impl MarkedParser {
         self.trimming = false;
         self.held.insert_str(0, &raw);
         self.state = State::Text;
-        if self.before.is_empty() && before.trim().is_empty() {
-            // `<function=` alone, which would be found again: its first character is text.
+        if before.trim().is_empty() {
+            // What began without a mark would be found again: its first character is text.
             let first: String = self.held.drain(..1.min(self.held.len())).collect();
             out.push(Piece::Text(first));
         }
@@ -182,7 +209,7 @@ impl MarkedParser {
     /// The answer has ended.
     pub fn finish(&mut self, out: &mut Vec<Piece>) {
         match &mut self.state {
-            State::Text => {}
+            State::Start | State::Text => {}
             State::Opened => self.no_call(String::new(), out),
             State::Json(call) if !call.begun() => {
                 let raw = call.take_raw();

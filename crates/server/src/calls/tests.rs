@@ -121,8 +121,26 @@ fn json_calls() {
 }
 
 #[test]
+fn json_calls_without_marks() {
+    let json = |text: &str| every_way(CallFormat::Json, text);
+    assert_eq!(
+        json("\n{\"name\": \"weather\", \"arguments\": {\"city\": \"a\"}}\n"),
+        call("weather", "{\"city\": \"a\"}")
+    );
+    assert_eq!(
+        json("{\"name\": \"time\", \"arguments\": {}}</tool_call> ok"),
+        [&call("time", "{}")[..], &[say("ok")]].concat()
+    );
+}
+
+#[test]
 fn what_is_no_call_stays_text() {
     for text in [
+        "{\"name\": \"time\"}",
+        " {\"name\": \"unknown\", \"arguments\": {}}",
+        "{\"a\": [1]} <tool_call>",
+        "{\"name\": \"ti",
+        "Look: {\"name\": \"time\", \"arguments\": {}}",
         "plain < text <tool",
         "a <tool_call>b</tool_call> c",
         "<tool_call>{\"nam\": 1}</tool_call>",
