@@ -34,6 +34,8 @@ def chunks(text, thought=""):
         out += event({"reasoning_content": thought[start : start + 3]})
     for n, start in enumerate(range(0, len(text), 3)):
         out += event({"content": text[start : start + 3]}, **{"pass": n // 2})
+    draft = {"tokens": ["a", " b", " c", "\n", " d"], "parents": [-1, 0, 0, 1, 3], "path": [0, 1, 3], "next": "e", "log_chances": [0, -1, -2, -1, -2]}
+    out += event({}, draft=draft)
     out += event({}, finish_reason="stop")
     usage = {"prompt_tokens": 9, "completion_tokens": 40, "spec_verify_ct": 20, "prompt_tokens_details": {"cached_tokens": 4}}
     return out + "data: " + json.dumps({"choices": [], "usage": usage}) + "\n\ndata: [DONE]\n\n"
@@ -102,6 +104,7 @@ with sync_playwright() as playwright:
     assert len(classes) > 3, classes
     expect(page.locator(".figures")).to_contain_text("tokens per pass")
     page.locator("details:not(.thought) summary").click()
+    assert page.locator(".tree svg g").count() == 5 and page.locator(".tree g.accepted").count() == 3
     page.screenshot(path=SHOTS / "markdown.png")
     page.emulate_media(color_scheme="dark")
     page.screenshot(path=SHOTS / "dark.png")

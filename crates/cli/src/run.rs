@@ -137,7 +137,7 @@ impl Setup<'_> {
     pub fn show_event(&self, event: Event, printer: &mut Printer) {
         match event {
             Event::Prefill { done, total } => panel::prefill(done, total),
-            Event::Token(_) => {}
+            Event::Token(_) | Event::Round(_) => {}
             Event::Text(text) => {
                 if !printer.push(text) {
                     self.interrupt.flag().store(true, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use crate::answer::{Answer, FinishReason};
 use crate::error::Error;
 use crate::loaded::Loaded;
 use crate::session::{Drawn, Request};
+use crate::speculation::Round;
 use crate::worker::Worker;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,6 +55,8 @@ pub enum Progress {
     Token(Token),
     /// The answer goes on with this text.
     Text(String),
+    /// What became of a draft, where the request asks for it.
+    Round(Round),
     /// The answer is whole.
     Finished(Finished),
     /// There is no answer.

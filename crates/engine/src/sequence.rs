@@ -452,7 +452,9 @@ impl<'a, S: Clone> Sequence<'a, S> {
         counts.round(&draft, &path);
         if self.request.trace {
             let next = self.answer[before + path.len() - 1];
-            self.trace.push(Round::new(&draft, &path, next));
+            let round = Round::new(&draft, &path, next);
+            events(Event::Round(&round));
+            self.trace.push(round);
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use crate::grammar::Grammar;
 use crate::runner::run_pass;
 use crate::sampling::Sampling;
 use crate::sequence::Sequence;
-use crate::speculation::Speculator;
+use crate::speculation::{Round, Speculator};
 use crate::starts::Starts;
 use crate::target::LanguageModel;
 use crate::tokenizer::Tokenizer;
@@ -47,6 +47,8 @@ pub enum Event<'a> {
     Token(Drawn<'a>),
     /// The answer goes on with this text.
     Text(&'a str),
+    /// What became of a draft, where [`Request::trace`] asks for it.
+    Round(&'a Round),
 }
 
 /// A drawn token.

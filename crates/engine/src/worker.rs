@@ -37,6 +37,7 @@ fn tell_event(listener: &mut Listener, cancel: &AtomicBool, event: Event) {
     match event {
         Event::Prefill { .. } => {}
         Event::Token(drawn) => tell(listener, cancel, Progress::Token(Token::of(drawn))),
+        Event::Round(round) => tell(listener, cancel, Progress::Round(round.clone())),
         Event::Text(text) => tell(listener, cancel, Progress::Text(text.to_string())),
     }
 }

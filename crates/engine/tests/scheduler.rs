@@ -2,17 +2,23 @@
 
 use kozue_engine::sampling::Sampling;
 use kozue_engine::scheduler::{Load, Progress, Refused, Scheduler, SchedulerOptions, Ticket};
+use kozue_engine::speculation::{DraftKind, SpeculationOptions};
 use kozue_engine::{FinishReason, Loaded, Request};
 use kozue_kernels::{Cpu, KvType};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-static LOADED: LazyLock<Arc<Loaded>> = LazyLock::new(|| {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny/qwen3_5");
-    Arc::new(Loaded::open(&path, Cpu::new(Some(1)), KvType::F32).unwrap())
-});
+static LOADED: LazyLock<Arc<Loaded>> = LazyLock::new(|| Arc::new(load()));
+
+fn path() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny/qwen3_5")
+}
+
+fn load() -> Loaded {
+    Loaded::open(&path(), Cpu::new(Some(1)), KvType::F32).unwrap()
+}
 
 fn scheduler(queue: usize) -> Scheduler {
     beside(1, queue)
@@ -258,8 +264,20 @@ fn answers_do_not_depend_on_what_runs_beside_them() {
         .iter()
         .map(|request| text(&ask(&scheduler(1), request.clone()).unwrap().rest()))
         .collect();
-    for parallel in [3, 16] {
-        let scheduler = beside(parallel, 16);
+    let mut drafting = load();
+    let options = SpeculationOptions {
+        kind: Some(DraftKind::Lookup),
+        budget: Some(5),
+        ..SpeculationOptions::default()
+    };
+    drafting.speculate(&path(), &options).unwrap();
+    let drafting = Arc::new(drafting);
+    for (loaded, parallel) in [(&*LOADED, 3), (&*LOADED, 16), (&drafting, 4)] {
+        let options = SchedulerOptions {
+            parallel,
+            ..SchedulerOptions::default()
+        };
+        let scheduler = Scheduler::start(Arc::clone(loaded), options).unwrap();
         let asked: Vec<Asked> = requests
             .iter()
             .map(|request| ask(&scheduler, request.clone()).unwrap())

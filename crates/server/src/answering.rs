@@ -6,6 +6,7 @@ use crate::error::ApiError;
 use crate::output::Output;
 use axum::http::StatusCode;
 use kozue_engine::scheduler::{Finished, Progress, Token};
+use kozue_engine::speculation::Round;
 use kozue_engine::{FinishReason, Request};
 use std::any::Any;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ pub enum Finish {
 pub enum Happening {
     /// It goes on. The tokens belong to the first text among the pieces.
     Pieces(Vec<Piece>, Vec<Token>),
+    /// A draft was verified.
+    Round(Round),
     /// It is whole.
     Ended(Ended),
 }
@@ -151,6 +154,7 @@ impl Answering {
             };
             match progress {
                 Progress::Started { .. } => {}
+                Progress::Round(round) => return Some(Ok((index, Happening::Round(round)))),
                 Progress::Token(token) => self.answers[index].pending.push(token),
                 Progress::Text(text) => {
                     let (pieces, tokens) = self.answers[index].text(&text);
@@ -197,6 +201,7 @@ impl Answering {
                     pieces.into_iter().for_each(|piece| answer.add(piece));
                     answer.tokens.extend(tokens);
                 }
+                Happening::Round(_) => {}
                 Happening::Ended(ended) => answer.end = Some(ended),
             }
         }

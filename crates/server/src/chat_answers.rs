@@ -93,7 +93,7 @@ fn request(
         grammar: None,
         logprobs: options.logprobs,
         ignore_eos: false,
-        trace: false,
+        trace: options.drafts,
     }
 }
 

@@ -68,6 +68,8 @@ pub struct Options {
     pub stop: Vec<String>,
     /// Number of answers.
     pub n: usize,
+    /// Whether verified drafts are told.
+    pub drafts: bool,
     /// Whether log-probabilities are wanted, and with how many alternatives.
     pub logprobs: Option<usize>,
 }

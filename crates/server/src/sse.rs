@@ -7,6 +7,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use kozue_engine::scheduler::Token;
+use kozue_engine::speculation::Round;
 use serde_json::Value as Json;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -59,6 +60,8 @@ pub trait Writer: Send + 'static {
     fn piece(&mut self, index: usize, piece: Piece, events: &mut Events);
     /// The tokens of the text to come.
     fn tokens(&mut self, _tokens: Vec<Token>) {}
+    /// A draft for an answer was verified.
+    fn round(&mut self, _index: usize, _round: &Round, _events: &mut Events) {}
     /// An answer is whole.
     fn ended(&mut self, index: usize, ended: &Ended, events: &mut Events);
     /// All answers are whole.
@@ -115,6 +118,7 @@ impl<W: Writer> State<W> {
                     writer.piece(index, piece, events);
                 }
             }
+            Some(Ok((index, Happening::Round(round)))) => writer.round(index, &round, events),
             Some(Ok((index, Happening::Ended(ended)))) => writer.ended(index, &ended, events),
             Some(Err(error)) => {
                 writer.failed(&error, events);

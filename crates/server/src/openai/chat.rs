@@ -16,6 +16,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use kozue_engine::scheduler::Token;
+use kozue_engine::speculation::Round;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -25,10 +26,10 @@ pub async fn answer(
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
     let (wanted, stream, options, with_logprobs) = prepare(&app, bytes, |served, bytes| {
-        let mut request: ChatRequest = body::parse(bytes)?;
+        let request: ChatRequest = body::parse(bytes)?;
         served.check_name(request.model.as_deref())?;
         let stream = request.stream.unwrap_or(false);
-        let options = request.stream_options.take().unwrap_or_default();
+        let options = request.stream_options.clone().unwrap_or_default();
         let question = request.question()?;
         let with_logprobs = question.options.logprobs.is_some();
         let wanted = answers(served, &question)?;
@@ -190,6 +191,23 @@ impl Writer for Chunks {
 
     fn tokens(&mut self, tokens: Vec<Token>) {
         self.tokens = tokens;
+    }
+
+    fn round(&mut self, index: usize, round: &Round, events: &mut Events) {
+        let tokenizer = &self.head.app.served.loaded.tokenizer;
+        let text = |token: &u32| {
+            let bytes = tokenizer.token_bytes(*token).unwrap_or_default();
+            String::from_utf8_lossy(&bytes).into_owned()
+        };
+        let draft = json!({
+            "tokens": round.tokens.iter().map(text).collect::<Vec<_>>(),
+            "parents": round.parents,
+            "log_chances": round.log_chances,
+            "path": round.path,
+            "next": text(&round.next),
+        });
+        let choice = json!({"index": index, "delta": {}, "finish_reason": null, "draft": draft});
+        self.chunk(json!([choice]), events);
     }
 
     fn ended(&mut self, index: usize, ended: &Ended, events: &mut Events) {

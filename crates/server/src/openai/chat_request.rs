@@ -46,11 +46,13 @@ pub struct ChatRequest {
 }
 
 /// What a stream tells besides the answer.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct StreamOptions {
     pub include_usage: Option<bool>,
     /// Whether each chunk names the forward pass that made its text: `choices[].pass`.
     pub include_passes: Option<bool>,
+    /// Whether verified drafts are told: `choices[].draft`.
+    pub include_drafts: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -135,6 +137,10 @@ impl ChatRequest {
             seed: self.seed.map(u64::from),
             stop: self.stop.map(Vec::from).unwrap_or_default(),
             n: self.n.unwrap_or(1),
+            drafts: self.stream == Some(true)
+                && self
+                    .stream_options
+                    .is_some_and(|options| options.include_drafts == Some(true)),
             logprobs: match self.logprobs {
                 Some(true) => Some(self.top_logprobs.unwrap_or(0)),
                 _ if self.top_logprobs.is_some_and(|top| top > 0) => {

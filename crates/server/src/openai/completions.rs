@@ -153,6 +153,7 @@ fn read(served: &Served, request: CompletionRequest) -> Result<Prepared, ApiErro
         seed: request.seed.map(u64::from),
         stop: request.stop.map(Vec::from).unwrap_or_default(),
         n,
+        drafts: false,
         logprobs: request.logprobs,
     };
     options.check()?;
