@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kozue_train.model.config import TargetConfig
 from kozue_train.model.qwen3_5 import Target
+from kozue_train.packed import load_weights
 
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [2, 0], "pad_token_id": 0}
 F32_KEPT = ("A_log", "dt_bias")
@@ -34,9 +35,9 @@ def save_hf(model: Target, folder: Path) -> None:
 
 
 def load_hf(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Target:
-    """A Target with the weights of an HF folder (float32 parameters; `dtype` of the products)."""
+    """A Target with the weights of an HF folder or a packed one (float32 parameters; `dtype` of the products)."""
     model = Target(TargetConfig.from_hf(Path(folder) / "config.json"), dtype)
-    weights = load_file(Path(folder) / "model.safetensors")
+    weights = load_weights(folder)
     missing, unexpected = model.load_state_dict({k: v.float() for k, v in weights.items()}, strict=False)
     if missing or unexpected:
         raise ValueError(f"{folder}/model.safetensors: missing {missing[:3]}, unexpected {unexpected[:3]}; is it a checkpoint of this shape?")

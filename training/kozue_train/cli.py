@@ -146,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
             p.add_argument(f"--{name}", type=float, default=value)
         p.add_argument("--device", default="cuda")
         p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
+        p.add_argument("--keep-features", action="store_true", help="fixed batches of texts, the target run once on each (small sets, slow machines)")
         p.add_argument("--bits", type=int, choices=(0, 4, 8), default=0, help="train with the engine's rounding")
         p.add_argument("--drafter", type=Path, required=stage == "weaver", help="drafter of the Weaver, or to go on from")
         if stage == "dflash":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -213,3 +214,23 @@ def test_gains_are_geometric_means() -> None:
     rows = [{"category": c, "temperature": 0.0, "method": m, "tokens_per_pass": v} for c, m, v in (
         ("code", "dflash chain 16", 2.0), ("code", "ddtree 16", 4.0), ("code", "weaver 16", 4.0), ("chat", "dflash chain 16", 1.0), ("chat", "ddtree 16", 2.0), ("chat", "weaver 16", 8.0))]
     assert evaluate.gains(rows, 16) == "T=0: weaver 16 over ddtree 16: +100.0%\nT=0: weaver 16 over dflash chain 16: +300.0%"
+
+
+def test_kept_features_train_the_same(toy: Path, texts: Path, tmp_path: Path) -> None:
+    """With every text in one batch, the only difference is that the target runs once."""
+    for name, keep in (("a", False), ("b", True)):
+        dflash.run(options(toy, texts, tmp_path / name, rows=96, anchors=2, steps=3, keep_features=keep))
+    a, b = (read_log(tmp_path / name / "dflash.jsonl") for name in "ab")
+    assert [r["loss"] for r in a if "loss" in r] == [r["loss"] for r in b if "loss" in r]
+    dflash.run(options(toy, texts, tmp_path / "c", steps=60))
+    dflash.run(options(toy, texts, tmp_path / "d", steps=2, drafter=tmp_path / "c" / "dflash"))
+    first = lambda name: next(r["loss"] for r in read_log(tmp_path / name / "dflash.jsonl") if "loss" in r)
+    assert first("d") < 0.9 * first("c")  # it goes on from what was there
+
+
+def test_prompts_in_rounds_are_all_there() -> None:
+    todo = [([1] * (1 + i % 90), "code", 0.0) for i in range(250)]
+    ordered = generate.in_rounds(todo, 100)
+    assert sorted(len(p) for p, _, _ in ordered) == sorted(len(p) for p, _, _ in todo)
+    assert all(len(a[0]) // 16 <= len(b[0]) // 16 for a, b in itertools.pairwise(ordered[:100]))
+    assert max(len(p) for p, _, _ in ordered[:100]) > 80 and min(len(p) for p, _, _ in ordered[:100]) < 10

@@ -16,8 +16,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from kozue_train.packed import load_weights
 
 
 def default_taps(target_layers: int, count: int) -> list[int]:
@@ -208,7 +210,7 @@ def save_dflash(model: DFlash, folder: Path) -> None:
 
 
 def load_dflash(folder: Path) -> DFlash:
-    """Inverse of `save_dflash`, float32."""
+    """Inverse of `save_dflash`, float32; packed folders too."""
     model = DFlash(DFlashConfig.from_hf(Path(folder) / "config.json"))
-    model.load_state_dict({k: v.float() for k, v in load_file(Path(folder) / "model.safetensors").items()})
+    model.load_state_dict({k: v.float() for k, v in load_weights(folder).items()})
     return model

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from kozue_train.model.dflash import linear, rotary
+from kozue_train.packed import load_weights
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ def save_weaver(model: Weaver, folder: Path) -> None:
 
 
 def load_weaver(folder: Path) -> Weaver:
-    """Inverse of `save_weaver`, float32."""
-    saved = torch.load(Path(folder) / "weaver.pth", map_location="cpu", weights_only=True)
-    model = Weaver(WeaverConfig(**saved["config"]))
-    model.load_state_dict({k: v.float() for k, v in saved["state_dict"].items()})
+    """Inverse of `save_weaver` (its safetensors form), float32; packed folders too."""
+    raw = json.loads((Path(folder) / "config.json").read_text())
+    model = Weaver(WeaverConfig(**{k: v for k, v in raw.items() if k in WeaverConfig.__dataclass_fields__}))
+    model.load_state_dict({k: v.float() for k, v in load_weights(folder).items()})
     return model

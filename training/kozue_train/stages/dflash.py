@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kozue_train.checkpoint import load_resume, save_resume
-from kozue_train.frozen import Frozen, load_frozen, product_dtype
+from kozue_train.frozen import Frozen, Remembered, load_frozen, product_dtype
 from kozue_train.log import JsonLog
 from kozue_train.model.dflash import (
     DFlash,
@@ -50,6 +50,7 @@ class DrafterOptions:
     seed: int = 0
     device: str = "cuda"
     dtype: str = "auto"
+    keep_features: bool = False  # batches of fixed texts, whose features are computed once
     # dflash
     layers: int = 3
     intermediate: int = 1024
@@ -100,6 +101,8 @@ class AnchorBatches:
         """One batch; its T is the longest row rounded up to 64."""
         o, rng = self.options, self.rng
         at = int(rng.integers(0, max(1, len(self.usable) - o.rows + 1)))
+        if o.keep_features:
+            at -= at % o.rows
         picked = [self.usable[(at + j) % len(self.usable)] for j in range(o.rows)]
         sizes = [min(len(self.texts.rows[i]), o.length) for i in picked]
         width = -(-max(sizes) // 64) * 64
@@ -202,12 +205,15 @@ def prepare(options: DrafterOptions) -> tuple[torch.device, torch.dtype, Frozen]
     device = torch.device(options.device)
     torch.manual_seed(options.seed)
     dtype = product_dtype(options.dtype, device)
+    if dtype is torch.bfloat16 and device.type == "cpu":
+        torch.set_float32_matmul_precision("medium")  # float32 products too may use the matrix units
     if device.type == "cuda":
         from kozue_train.model import gated_delta
 
         torch.set_float32_matmul_precision("high")
         gated_delta.use_fast(compile_products=False)
-    return device, dtype, load_frozen(options.target, device, dtype)
+    target = load_frozen(options.target, device, dtype)
+    return device, dtype, Remembered(target) if options.keep_features else target
 
 
 def run(options: DrafterOptions) -> dict[str, Any]:
