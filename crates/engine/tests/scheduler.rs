@@ -326,3 +326,54 @@ fn without_a_cache_every_prompt_is_computed() {
         assert!(matches!(heard[0], Progress::Started { cached_tokens: 0 }));
     }
 }
+
+/// A conversation of many turns: questions follow, are edited, are asked again; another
+/// conversation with the same beginning comes between.
+fn conversation(scheduler: &Scheduler) -> (Vec<String>, usize, usize) {
+    let (mut texts, mut prompts, mut cached) = (Vec::new(), 0, 0);
+    let mut history: Vec<u32> = (20..90).collect();
+    for turn in 0..30u32 {
+        let mut prompt = history.clone();
+        prompt.extend((0..12).map(|n| 1 + (turn * 31 + n * 7) % 290));
+        if turn % 5 == 3 {
+            // The last question, put otherwise.
+            let last = prompt.len() - 4;
+            prompt[last] = 5;
+        }
+        let mut asking = request(&prompt, 9);
+        asking.sampling.temperature = 1.0;
+        asking.sampling.seed = u64::from(turn);
+        let aside: Vec<u32> = (20..90).chain([7 + turn, 8, 9]).collect();
+        for asking in [asking.clone(), request(&aside, 3), asking] {
+            prompts += asking.prompt.len();
+            let heard = ask(scheduler, asking).unwrap().rest();
+            if let Progress::Started { cached_tokens } = heard[0] {
+                cached += cached_tokens;
+            }
+            texts.push(text(&heard));
+        }
+        history = prompt;
+        history.extend([3, 4, 6]);
+    }
+    (texts, prompts, cached)
+}
+
+#[test]
+fn a_cache_changes_no_answer_and_saves_most_prompts() {
+    let cached = |cache_bytes| {
+        let options = SchedulerOptions {
+            cache_bytes,
+            ..SchedulerOptions::default()
+        };
+        let scheduler = Scheduler::start(Arc::clone(&LOADED), options).unwrap();
+        conversation(&scheduler)
+    };
+    let (texts, prompts, none) = cached(None);
+    assert_eq!(none, 0);
+    // Room for everything, and for a few states only.
+    for (bytes, least) in [(1 << 30, 80), (1 << 20, 0)] {
+        let (same, _, saved) = cached(Some(bytes));
+        assert_eq!(same, texts);
+        assert!(saved * 100 >= prompts * least, "{saved} of {prompts}");
+    }
+}

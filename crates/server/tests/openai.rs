@@ -452,3 +452,93 @@ async fn the_rest() {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");
     }
 }
+
+#[tokio::test]
+async fn tokens_are_told_with_their_text() {
+    let pieces = ["<think>", "Hm", "</think>", "Yes", ",", " no"];
+    let server = Server::new(Script {
+        pieces: pieces.map(String::from).to_vec(),
+        ..Script::default()
+    });
+    let fields = json!({"logprobs": true, "top_logprobs": 2});
+    let answer = server.chat(fields.clone()).await.good();
+    assert_eq!(answer["choices"][0]["message"]["content"], "Yes, no");
+    let usage = &answer["usage"];
+    assert_eq!(usage["completion_tokens_details"]["reasoning_tokens"], 3);
+    let tokenizer = &support::LOADED.tokenizer;
+    let content = answer["choices"][0]["logprobs"]["content"].clone();
+    assert_eq!(content.as_array().unwrap().len(), 3);
+    for (n, entry) in content.as_array().unwrap().iter().enumerate() {
+        let bytes = tokenizer.token_bytes(13 + n as u32).unwrap();
+        assert_eq!(entry["bytes"], json!(bytes));
+        assert_eq!(entry["logprob"], -0.5);
+        assert_eq!(entry["top_logprobs"].as_array().unwrap().len(), 2);
+        assert_eq!(entry["top_logprobs"][1]["logprob"], -1.25);
+    }
+    // Streamed, every entry comes with its text.
+    let mut streamed = fields;
+    streamed["stream"] = true.into();
+    streamed["stream_options"] = json!({"include_passes": true});
+    let events = server.chat(streamed).await.events();
+    let mut entries = Vec::new();
+    let mut passes = Vec::new();
+    for event in &events {
+        let choice = &event["choices"][0];
+        let text = choice["delta"]["content"].as_str().unwrap_or_default();
+        let told = choice["logprobs"]["content"].as_array();
+        assert_eq!(
+            told.map_or(0, Vec::len),
+            usize::from(!text.is_empty()),
+            "{event}"
+        );
+        entries.extend(told.into_iter().flatten().cloned());
+        passes.extend(choice["pass"].as_u64());
+    }
+    assert_eq!(json!(entries), content);
+    assert_eq!(passes, [1, 2, 2]);
+    // Nobody asked.
+    let answer = server.chat(json!({})).await.good();
+    assert!(answer["choices"][0]["logprobs"].is_null());
+
+    let body = json!({"prompt": "x", "logprobs": 1, "echo": true});
+    let answer = server.post("/v1/completions", &body).await.good();
+    let logprobs = &answer["choices"][0]["logprobs"];
+    assert_eq!(logprobs["tokens"].as_array().unwrap().len(), 6);
+    assert_eq!(logprobs["token_logprobs"][5], -0.5);
+    assert_eq!(logprobs["text_offset"][0], 1);
+    assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn answers_that_must_have_a_form_get_a_grammar() {
+    let server = Server::saying("x");
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"type": "object"}}});
+    let required = json!({"tools": [weather()], "tool_choice": "required"});
+    let mut strict = weather();
+    strict["function"]["strict"] = true.into();
+    for (fields, guided) in [
+        (json!({}), false),
+        (json!({"response_format": {"type": "text"}}), false),
+        (json!({"response_format": {"type": "json_object"}}), true),
+        (json!({"response_format": schema}), true),
+        (json!({"tools": [weather()]}), false),
+        (json!({"tools": [weather()], "tool_choice": "none"}), false),
+        (required, true),
+        (json!({"tools": [strict]}), true),
+    ] {
+        server.chat(fields.clone()).await.good();
+        let asked = server.backend.asked.lock().unwrap();
+        assert_eq!(asked.last().unwrap().grammar.is_some(), guided, "{fields}");
+    }
+    let schema = json!({"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}});
+    let error = server
+        .chat(json!({"response_format": schema}))
+        .await
+        .error(400);
+    assert_eq!(error["param"], "response_format");
+    let mut bad = weather();
+    bad["function"]["strict"] = true.into();
+    bad["function"]["parameters"]["properties"]["city"]["type"] = "nonsense".into();
+    let error = server.chat(json!({"tools": [bad]})).await.error(400);
+    assert_eq!(error["param"], "tools");
+}

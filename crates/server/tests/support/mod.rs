@@ -4,7 +4,7 @@
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use kozue_engine::scheduler::{Finished, Listener, Load, Progress, Refused};
+use kozue_engine::scheduler::{Finished, Listener, Load, Progress, Refused, Token};
 use kozue_engine::{Error, FinishReason, Loaded};
 use kozue_kernels::{Cpu, KvType};
 use kozue_server::app::{App, router};
@@ -68,6 +68,7 @@ impl Backend for Scripted {
             return Err(Refused::Full { waiting: 64 });
         }
         let prompt_tokens = request.prompt.len();
+        let alternatives = request.logprobs;
         self.asked.lock().unwrap().push(request);
         let script = &self.script;
         if script.silent {
@@ -91,6 +92,14 @@ impl Backend for Scripted {
             if !wanted {
                 break;
             }
+            listener(Progress::Token(Token {
+                token: 10 + told as u32,
+                pass: told / 2,
+                logprob: alternatives.map(|_| -0.5),
+                top: (0..alternatives.unwrap_or(0))
+                    .map(|n| (20 + n as u32, -0.25 - n as f32))
+                    .collect(),
+            }));
             wanted = listener(Progress::Text(piece.clone()));
             told += 1;
         }
