@@ -25,7 +25,11 @@ pub fn load(name: &str) -> Loaded {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../../tests/reference/tiny")
         .join(name);
-    Loaded::open(&path, Cpu::new(Some(1)), KvType::F32).unwrap()
+    open(&path)
+}
+
+pub fn open(path: &Path) -> Loaded {
+    Loaded::open(path, Cpu::new(Some(1)), KvType::F32).unwrap()
 }
 
 /// What a scripted model does.
@@ -41,6 +45,18 @@ pub struct Script {
     pub fails: Option<usize>,
     /// Say nothing, ever.
     pub silent: bool,
+}
+
+impl Script {
+    /// This text, cut into pieces of a few characters.
+    pub fn saying(text: &str) -> Script {
+        let letters: Vec<char> = text.chars().collect();
+        Script {
+            pieces: letters.chunks(3).map(|c| c.iter().collect()).collect(),
+            by_token: true,
+            ..Script::default()
+        }
+    }
 }
 
 /// Answers by a script, and remembers what it was asked.
@@ -141,22 +157,21 @@ impl Server {
 
     /// Says this text, cut into pieces of a few characters.
     pub fn saying(text: &str) -> Server {
-        let letters: Vec<char> = text.chars().collect();
-        Server::new(Script {
-            pieces: letters.chunks(3).map(|c| c.iter().collect()).collect(),
-            by_token: true,
-            ..Script::default()
-        })
+        Server::new(Script::saying(text))
     }
 
     pub fn guarded(script: Script, guard: Guard) -> Server {
+        Server::of(Arc::clone(&LOADED), script, guard)
+    }
+
+    pub fn of(loaded: Arc<Loaded>, script: Script, guard: Guard) -> Server {
         let backend = Arc::new(Scripted {
             script,
             asked: Mutex::default(),
             given_up: Arc::default(),
         });
         let served = Served::new(
-            Arc::clone(&LOADED),
+            loaded,
             vec!["other".into()],
             None,
             Arc::clone(&backend) as Arc<dyn Backend>,
