@@ -1,6 +1,7 @@
 //! `/v1/chat/completions`.
 
-use super::chat_request::{ChatRequest, call_json};
+use super::chat_request::ChatRequest;
+use super::fields::call_json;
 use super::{FINGERPRINT, finish_reason, logprobs, usage};
 use crate::answering::{Answering, Cost, Ended, Finish, Whole};
 use crate::app::App;

@@ -1,6 +1,7 @@
 //! `/v1/completions`: plain text, continued.
 
-use super::chat_request::{StreamOptions, logit_bias, top_k};
+use super::chat_request::StreamOptions;
+use super::fields::{logit_bias, top_k};
 use super::{FINGERPRINT, finish_reason, logprobs, usage};
 use crate::answering::{Answering, Cost, Ended, Finish, Wanted, Whole};
 use crate::app::App;

@@ -3,12 +3,13 @@
 pub mod chat;
 mod chat_request;
 pub mod completions;
+mod fields;
 mod logprobs;
 pub mod models;
 pub mod responses;
 mod responses_request;
 
-pub(crate) use chat_request::{call_json, tool, top_k};
+pub(crate) use fields::{call_json, tool, top_k};
 
 use crate::answering::{Cost, Finish};
 use serde_json::{Value as Json, json};

@@ -1,6 +1,6 @@
 //! Bodies of `/v1/responses`.
 
-use super::chat_request::{call_json, format_of, thinking, tool, tool_choice, top_k};
+use super::fields::{call_json, format_of, thinking, tool, tool_choice, top_k};
 use crate::body::{Content, Seed};
 use crate::error::ApiError;
 use crate::question::{Format, Options, Question};
