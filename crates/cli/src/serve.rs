@@ -86,6 +86,7 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         aliases: args.alias.clone(),
         scheduler: SchedulerOptions {
             parallel: args.parallel,
+            memory: None,
             queue: args.queue,
             context: args.ctx,
             cache_bytes: match args.no_prefix_cache {

@@ -168,9 +168,14 @@ impl Loaded {
         &self.notes
     }
 
+    /// Bytes that a sequence of so many tokens holds.
+    pub fn sequence_bytes(&self, tokens: usize) -> u64 {
+        self.description.config.sequence_bytes(self.kv, tokens)
+    }
+
     /// An error if there is no memory for a sequence to grow from `held` to `tokens` tokens.
     pub fn check_context(&self, held: usize, tokens: usize) -> Result<(), Error> {
-        let bytes = |tokens| self.description.config.sequence_bytes(self.kv, tokens);
+        let bytes = |tokens| self.sequence_bytes(tokens);
         check(
             bytes(tokens).saturating_sub(if held > 0 { bytes(held) } else { 0 }),
             &format!("a context of {tokens} tokens takes"),

@@ -22,6 +22,9 @@ use thiserror::Error;
 pub struct SchedulerOptions {
     /// Most requests answered at a time; at least 1.
     pub parallel: usize,
+    /// Most bytes for the states of requests being answered; one is answered whatever it takes.
+    /// `None` = most of the memory that is free at the start, less the cache.
+    pub memory: Option<u64>,
     /// Most requests that wait for their turn.
     pub queue: usize,
     /// Tokens of context, prompt and answer together; `None` = what the model was made for.
@@ -35,6 +38,7 @@ impl Default for SchedulerOptions {
     fn default() -> SchedulerOptions {
         SchedulerOptions {
             parallel: 8,
+            memory: None,
             queue: 64,
             context: None,
             cache_bytes: Some(2 << 30),

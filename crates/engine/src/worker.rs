@@ -10,14 +10,24 @@ use crate::loaded::{CpuModel, Loaded};
 use crate::runner::run_pass;
 use crate::scheduler::{Finished, Listener, Progress, SchedulerOptions, Shared, Token};
 use crate::sequence::Sequence;
-use crate::session::Event;
+use crate::session::{Event, Request};
 use crate::starts::Starts;
 use crate::target::LanguageModel;
+use kozue_kernels::available_memory;
 use kozue_model::State;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
+
+/// Tokens of an answer that memory is set aside for; most are shorter.
+const USUAL_ANSWER: usize = 2048;
+
+/// Most of the free memory, less the cache that will fill; `None` where the system does not tell.
+fn free_memory(cache_bytes: Option<usize>) -> Option<u64> {
+    let free = available_memory()? as u64;
+    Some((free / 10 * 8).saturating_sub(cache_bytes.unwrap_or(0) as u64))
+}
 
 /// A request in progress.
 struct Running<'a> {
@@ -25,6 +35,8 @@ struct Running<'a> {
     listener: Listener,
     cancel: Arc<AtomicBool>,
     sequence: Sequence<'a, State>,
+    /// Bytes that its state is expected to take.
+    bytes: u64,
 }
 
 fn tell(listener: &mut Listener, cancel: &AtomicBool, progress: Progress) {
@@ -47,6 +59,8 @@ pub(crate) struct Worker<'a> {
     loaded: &'a Loaded,
     shared: &'a Shared,
     context: usize,
+    /// Most bytes for states; `None` = unknown.
+    memory: Option<u64>,
     starts: Starts<'a, CpuModel>,
     /// Those that read their prompts come in the order of their turns.
     running: Vec<Running<'a>>,
@@ -61,6 +75,7 @@ impl<'a> Worker<'a> {
             loaded,
             shared,
             context: options.context.unwrap_or(longest).min(longest),
+            memory: options.memory.or_else(|| free_memory(options.cache_bytes)),
             starts: Starts::new(&loaded.model, options.cache_bytes)
                 .speculating(|| loaded.speculator()),
             running: Vec::new(),
@@ -100,6 +115,13 @@ impl<'a> Worker<'a> {
         true
     }
 
+    /// Bytes that a request's state is expected to take.
+    fn bytes(&self, request: &Request) -> u64 {
+        let answer = request.max_tokens.unwrap_or(USUAL_ANSWER).min(USUAL_ANSWER);
+        let tokens = request.prompt.len().saturating_add(answer);
+        self.loaded.sequence_bytes(tokens.min(self.context))
+    }
+
     /// Gives the next request its turn. One at a time, so that the next finds what this one's
     /// prompt leaves behind.
     fn admit(&mut self) {
@@ -108,12 +130,23 @@ impl<'a> Worker<'a> {
             if queue.running.len() >= queue.parallel {
                 return;
             }
+            let Some(next) = queue.waiting.front() else {
+                return;
+            };
+            let taken: u64 = self.running.iter().map(|one| one.bytes).sum();
+            let full = self
+                .memory
+                .is_some_and(|memory| taken + self.bytes(&next.request) > memory);
+            if full && !self.running.is_empty() {
+                return;
+            }
             let Some(job) = queue.waiting.pop_front() else {
                 return;
             };
             queue.running.push((job.number, Arc::clone(&job.cancel)));
             job
         };
+        let bytes = self.bytes(&job.request);
         let mut listener = job.listener;
         let start = self.starts.start(&job.request.prompt);
         let cached_tokens = start.read;
@@ -137,6 +170,7 @@ impl<'a> Worker<'a> {
                     listener,
                     cancel: job.cancel,
                     sequence,
+                    bytes,
                 };
                 // Its prompt is next.
                 self.running.insert(0, running);
@@ -229,6 +263,7 @@ impl<'a> Worker<'a> {
                 mut listener,
                 cancel,
                 sequence,
+                ..
             } = self.running.remove(index);
             let (answer, ended) = sequence.end(&mut |event| {
                 tell_event(&mut listener, &cancel, event);

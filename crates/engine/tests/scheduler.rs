@@ -288,16 +288,88 @@ fn answers_do_not_depend_on_what_runs_beside_them() {
     }
 }
 
+/// Starts and ends of requests in the order in which they came to pass, all of them submitted
+/// before the first one starts.
+fn order(options: SchedulerOptions, requests: &[Request]) -> Vec<(usize, &'static str)> {
+    let scheduler = Scheduler::start(Arc::clone(&LOADED), options).unwrap();
+    let (sender, heard) = channel();
+    let (release, released) = channel::<()>();
+    let mut released = Some(released);
+    let tickets: Vec<Ticket> = requests
+        .iter()
+        .enumerate()
+        .map(|(n, request)| {
+            let sender = sender.clone();
+            let released = released.take();
+            let listener = move |progress| {
+                let what = match progress {
+                    Progress::Started { .. } => "starts",
+                    Progress::Finished(_) => "ends",
+                    _ => return true,
+                };
+                if let Some(released) = released.as_ref().filter(|_| what == "starts") {
+                    let _ = released.recv();
+                }
+                sender.send((n, what)).is_ok()
+            };
+            scheduler
+                .submit(request.clone(), Box::new(listener))
+                .unwrap()
+        })
+        .collect();
+    drop((sender, release));
+    let order = heard.iter().collect();
+    drop(tickets);
+    order
+}
+
 #[test]
 fn requests_run_side_by_side() {
-    let scheduler = beside(2, 1);
-    let (first, release) = hold(&scheduler);
-    let second = ask(&scheduler, request(&[7], 3)).unwrap();
-    drop(release);
-    // The first needs 900 passes, the second's 3 are among them.
-    assert!(matches!(second.rest().last(), Some(Progress::Finished(_))));
-    assert_eq!(scheduler.load().running, 1);
-    drop(first.ticket);
+    let requests = [request(&[1, 2, 3], 90), request(&[7], 3)];
+    let options = SchedulerOptions {
+        parallel: 2,
+        ..SchedulerOptions::default()
+    };
+    let side_by_side = [(0, "starts"), (1, "starts"), (1, "ends"), (0, "ends")];
+    assert_eq!(order(options, &requests), side_by_side);
+    let options = SchedulerOptions {
+        parallel: 1,
+        ..SchedulerOptions::default()
+    };
+    let in_turn = [(0, "starts"), (0, "ends"), (1, "starts"), (1, "ends")];
+    assert_eq!(order(options, &requests), in_turn);
+}
+
+#[test]
+fn requests_that_memory_has_no_room_for_wait() {
+    // 103 tokens, 4 tokens, 200 tokens.
+    let requests = [
+        request(&[1, 2, 3], 100),
+        request(&[7], 3),
+        request(&[8], 199),
+    ];
+    let options = SchedulerOptions {
+        parallel: 4,
+        memory: Some(LOADED.sequence_bytes(150) + LOADED.sequence_bytes(50)),
+        ..SchedulerOptions::default()
+    };
+    let waits = [
+        (0, "starts"),
+        (1, "starts"),
+        (1, "ends"),
+        (0, "ends"),
+        (2, "starts"),
+        (2, "ends"),
+    ];
+    assert_eq!(order(options, &requests), waits);
+    // One is answered whatever it takes.
+    let options = SchedulerOptions {
+        memory: Some(0),
+        ..SchedulerOptions::default()
+    };
+    let ends = order(options, &requests).into_iter();
+    let ends: Vec<usize> = ends.filter(|e| e.1 == "ends").map(|e| e.0).collect();
+    assert_eq!(ends, [0, 1, 2]);
 }
 
 #[test]
