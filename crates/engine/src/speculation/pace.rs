@@ -6,16 +6,19 @@ use super::draft::Draft;
 
 /// Weight of what lies one round further back.
 const MEMORY: f64 = 0.93;
-/// Edges that the first estimate of the drafter's honesty counts for.
-const PRIOR: f64 = 6.0;
+/// Edges that the first estimate of the drafter's honesty counts for, and that estimate.
+const PRIOR: f64 = 3.0;
+const FIRST_HONESTY: f64 = 0.8;
 /// Passes of plain decoding after speculation was found not to pay, at first and at most.
 const FIRST_REST: u32 = 24;
 const LONGEST_REST: u32 = 384;
 /// Depth that a draft is first taken to reach, and how fast the memory of one goes.
 const FIRST_REACH: f64 = 8.0;
 const REACH_MEMORY: f64 = 0.92;
-/// Rounds before a judgement.
+/// Rounds before a judgement, and before one that is plain.
 const TRIAL: u32 = 3;
+const SHORT_TRIAL: u32 = 2;
+const PLAINLY: f64 = 0.8;
 
 /// Sizes trees for one sequence.
 #[derive(Clone, Debug)]
@@ -118,7 +121,7 @@ impl Pace {
 
     /// How many edges come true of each that the drafter expects.
     fn honesty(&self) -> f64 {
-        ((self.accepted + PRIOR) / (self.expected + PRIOR)).clamp(0.05, 1.3)
+        ((self.accepted + FIRST_HONESTY * PRIOR) / (self.expected + PRIOR)).clamp(0.05, 1.3)
     }
 
     /// Milliseconds that a round takes: a draft made in `draft_ms`, and its pass by the table.
@@ -151,10 +154,12 @@ impl Pace {
         self.tokens = MEMORY * self.tokens + 1.0 + accepted as f64;
         self.milliseconds = MEMORY * self.milliseconds + took;
         self.rounds += 1;
-        if self.rounds < TRIAL {
-            return;
-        }
-        if self.tokens / self.milliseconds < self.plain_rate() {
+        let needed = match self.rounds {
+            0..SHORT_TRIAL => return,
+            SHORT_TRIAL..TRIAL => PLAINLY * self.plain_rate(),
+            TRIAL.. => self.plain_rate(),
+        };
+        if self.tokens / self.milliseconds < needed {
             self.rest = self.next_rest;
             self.next_rest = (2 * self.next_rest).min(LONGEST_REST);
             // What was seen counts on, but less, so that one good round can turn it.
