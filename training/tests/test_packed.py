@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
-
 from kozue_train import quantise
 from kozue_train.packed import load_weights, unpack
+from safetensors.torch import save_file
 
 
 @pytest.mark.parametrize(("bits", "zero", "group"), [(8, "symmetric", 64), (4, "point", 64), (4, "min", 32)])
