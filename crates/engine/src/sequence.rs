@@ -225,7 +225,13 @@ impl<'a, S: Clone> Sequence<'a, S> {
             position: total as u64,
             sampling: (sampling.temperature > 0.0).then_some((sampling.temperature, sampling.seed)),
         };
-        let mut draft = speculator.drafter.propose(&growth)?;
+        let mut draft = match speculator.drafter.propose(&growth) {
+            Ok(draft) => draft,
+            Err(error) => {
+                give_up(&mut self.speculator, &error);
+                return Ok(Plan::Step);
+            }
+        };
         sanitise(&mut draft, &growth, self.vocab_size);
         if let Some(grammar) = &mut self.request.grammar {
             draft.keep_legal(|path| grammar.legal(path))?;
@@ -324,7 +330,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
                 self.counts.forward_passes += 1;
                 self.counts.speculation.verify_s += taken.milliseconds * 1e-3;
                 let newest = self.answer.len() - 1;
-                observe(&mut self.speculator, &self.answer[newest..], taken)?;
+                observe(&mut self.speculator, &self.answer[newest..], taken);
                 self.draw(taken.logits, events)?;
             }
             Plan::Verify(draft, milliseconds) => {
@@ -359,7 +365,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
                 &mut self.speculator,
                 &self.request.prompt[range.start..read],
                 taken,
-            )?;
+            );
             self.keep(model, read, state);
         }
         let late = Taken {
@@ -368,7 +374,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
         };
         if early < rows {
             let tokens = &self.request.prompt[range.start + early..range.end];
-            observe(&mut self.speculator, tokens, late)?;
+            observe(&mut self.speculator, tokens, late);
         }
         if range.end.is_multiple_of(PREFILL_ROWS) && early < rows {
             self.keep(model, range.end, self.state.clone());
@@ -419,7 +425,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
         model.commit(&mut self.state, &path)?;
         self.read += path.len();
         let committed = Instant::now();
-        if let Some(speculator) = &mut self.speculator {
+        if self.speculator.is_some() {
             let rows = draft.len();
             let width = taken.features.len() / rows;
             let features: Vec<f32> = path
@@ -428,15 +434,16 @@ impl<'a, S: Clone> Sequence<'a, S> {
                 .copied()
                 .collect();
             let hidden = taken.hidden.len() / rows;
-            let read = Read {
-                // The root was drawn before, each node below it in this walk but the last token.
-                tokens: &self.answer[before - 1..][..path.len()],
+            let read = Taken {
                 features: &features,
                 hidden: &taken.hidden[node * hidden..][..hidden],
+                ..taken
             };
-            speculator.drafter.observe(read)?;
+            // The root was drawn before, each node below it in this walk but the last token.
+            let tokens = &self.answer[before - 1..][..path.len()];
+            observe(&mut self.speculator, tokens, read);
             // A forced draft says nothing about the drafter.
-            if let Some(draft_ms) = draft_ms {
+            if let (Some(draft_ms), Some(speculator)) = (draft_ms, &mut self.speculator) {
                 let round_ms = speculator.pace.round_ms(&draft, draft_ms);
                 speculator.drafter.judged(&draft, &path, round_ms);
                 let observe_ms = committed.elapsed().as_secs_f64() * 1e3;
@@ -548,19 +555,21 @@ pub struct Ended<'a, S> {
     pub speculator: Option<Speculator<'a>>,
 }
 
-fn observe(
-    speculator: &mut Option<Speculator<'_>>,
-    tokens: &[u32],
-    taken: Taken<'_>,
-) -> Result<(), Error> {
-    let Some(speculator) = speculator else {
-        return Ok(());
-    };
-    speculator.drafter.observe(Read {
+fn observe(speculator: &mut Option<Speculator<'_>>, tokens: &[u32], taken: Taken<'_>) {
+    let read = Read {
         tokens,
         features: taken.features,
         hidden: taken.hidden,
-    })
+    };
+    if let Some(Err(error)) = speculator.as_mut().map(|s| s.drafter.observe(read)) {
+        give_up(speculator, &error);
+    }
+}
+
+/// Goes on without a drafter that failed: no answer depends on it.
+fn give_up(speculator: &mut Option<Speculator<'_>>, error: &Error) {
+    tracing::warn!("drafting failed, plain decoding goes on: {error}");
+    *speculator = None;
 }
 
 /// Cuts off what no pass could verify: a wrong root, tokens outside the vocabulary, nodes deeper

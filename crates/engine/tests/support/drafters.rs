@@ -20,9 +20,11 @@ pub enum Scheme {
     WrongRoot,
     /// A chain much longer than was asked for.
     Endless,
+    /// An error instead of a draft.
+    Failing,
 }
 
-pub const SCHEMES: [Scheme; 7] = [
+pub const SCHEMES: [Scheme; 8] = [
     Scheme::Wrong,
     Scheme::Right,
     Scheme::Random,
@@ -30,6 +32,7 @@ pub const SCHEMES: [Scheme; 7] = [
     Scheme::Outside,
     Scheme::WrongRoot,
     Scheme::Endless,
+    Scheme::Failing,
 ];
 
 /// Drafts by a scheme, knowing the whole text.
@@ -101,6 +104,7 @@ impl<'a> Drafter<'a> for Adversary {
                 draft = Draft::root(growth.root ^ 1);
                 draft.push(0, truth(0), -0.1);
             }
+            Scheme::Failing => return Err(Error::Draft("it fell asleep".to_string())),
             Scheme::Endless => (0..500).for_each(|i| {
                 draft.push(i, truth(i), -0.1);
             }),
