@@ -146,21 +146,40 @@ impl DenseMatrix {
         row_of: &(dyn Fn(usize) -> usize + Sync),
         put: &(dyn Fn(usize, usize, f32) + Sync),
     ) {
-        let blocks = count.div_ceil(OUTPUTS);
-        // A task is worth some 64 KiB of weights.
-        let each = (65_536 / (OUTPUTS * self.k * self.kind.bytes())).max(1);
-        cpu.run(blocks.div_ceil(each), &|task| {
-            for block in task * each..((task + 1) * each).min(blocks) {
-                let at = block * OUTPUTS;
-                let rows: [usize; OUTPUTS] =
-                    std::array::from_fn(|j| row_of((at + j).min(count - 1)));
-                self.dot_rows(cpu.isa(), rows, x, &mut |i, sums| {
-                    for (j, sum) in sums.iter().enumerate().take(count - at) {
-                        put(i, at + j, *sum);
-                    }
-                });
-            }
+        cpu.run(self.tasks(count), &|task| {
+            self.task(cpu.isa(), x, count, task, row_of, put);
         });
+    }
+
+    /// Tasks of the product with `count` outputs.
+    pub(crate) fn tasks(&self, count: usize) -> usize {
+        count.div_ceil(self.task_outputs())
+    }
+
+    /// Outputs of a task, which is worth some 64 KiB of weights.
+    fn task_outputs(&self) -> usize {
+        (65_536 / (OUTPUTS * self.k * self.kind.bytes())).max(1) * OUTPUTS
+    }
+
+    /// One of the tasks of [`DenseMatrix::product`].
+    pub(crate) fn task(
+        &self,
+        isa: Isa,
+        x: &[f32],
+        count: usize,
+        task: usize,
+        row_of: &dyn Fn(usize) -> usize,
+        put: &dyn Fn(usize, usize, f32),
+    ) {
+        let first = task * self.task_outputs();
+        for at in (first..count.min(first + self.task_outputs())).step_by(OUTPUTS) {
+            let rows: [usize; OUTPUTS] = std::array::from_fn(|j| row_of((at + j).min(count - 1)));
+            self.dot_rows(isa, rows, x, &mut |i, sums| {
+                for (j, sum) in sums.iter().enumerate().take(count - at) {
+                    put(i, at + j, *sum);
+                }
+            });
+        }
     }
 }
 

@@ -37,6 +37,9 @@ use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
 const ROWS: usize = 512;
 /// Tiles that meet each slab of rows in turn: their codes and the slab's stay in the second cache.
 const TILES: usize = 4;
+/// Inputs of the tiles that a share has at least, as long as every thread has a share: some
+/// microseconds.
+const LEAST: usize = 2048;
 /// From this number of rows on, AMX is used; below, VNNI is as fast.
 const AMX_ROWS: usize = 5;
 /// A smaller group has too few products for each float step to gain from AMX.
@@ -212,13 +215,22 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
         Matrix::Packed(matrix) => matrix.spec().tiles(),
         Matrix::Dense(_) => 0,
     };
-    let total: usize = layer.parts.iter().map(tiles).sum();
-    let shares = Shares {
-        total,
-        threads: cpu.threads(),
+    let dense_tasks = |part: &Part| match &part.matrix {
+        Matrix::Packed(_) => 0,
+        Matrix::Dense(matrix) => matrix.tasks(matrix.n()),
     };
-    cpu.run(shares.count(), &|task| {
-        let mut rest = shares.share(task);
+    let shares = Shares {
+        total: layer.parts.iter().map(tiles).sum(),
+        threads: cpu.threads(),
+        least: LEAST.div_ceil(layer.inputs),
+    };
+    let dense: usize = layer.parts.iter().map(dense_tasks).sum();
+    cpu.run(dense + shares.count(), &|task| {
+        if task < dense {
+            dense_part(isa, layer, x, task, &out);
+            return;
+        }
+        let mut rest = shares.share(task - dense);
         for part in &layer.parts {
             let count = tiles(part);
             if let Matrix::Packed(matrix) = &part.matrix {
@@ -239,30 +251,49 @@ fn some_rows(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
             rest = rest.start.saturating_sub(count)..rest.end.saturating_sub(count);
         }
     });
+}
+
+/// One task of the dense parts' tasks, which are numbered one part after the other.
+fn dense_part(isa: Isa, layer: &Linear, x: &[f32], mut task: usize, out: &Rows) {
     for part in &layer.parts {
-        if let Matrix::Dense(matrix) = &part.matrix {
-            matrix.product(cpu, x, matrix.n(), &|i| i, &|row, i, sum| {
-                let output = part.first + i;
-                let sum = layer.bias.as_ref().map_or(sum, |bias| sum + bias[output]);
-                // SAFETY: row < m, the output is the layer's, and no other task writes it.
-                unsafe { out.put(row, output, sum) };
-            });
+        let Matrix::Dense(matrix) = &part.matrix else {
+            continue;
+        };
+        let tasks = matrix.tasks(matrix.n());
+        if task >= tasks {
+            task -= tasks;
+            continue;
         }
+        matrix.task(isa, x, matrix.n(), task, &|i| i, &|row, i, sum| {
+            let output = part.first + i;
+            let sum = layer.bias.as_ref().map_or(sum, |bias| sum + bias[output]);
+            // SAFETY: row < m, the output is the layer's, and no other task writes it.
+            unsafe { out.put(row, output, sum) };
+        });
+        return;
     }
 }
 
 /// Tiles shared out among threads in rounds: in each, every thread's share is half of an even one of
-/// what is left. So memory is read in long runs at first, and the last shares are small enough to
-/// even out.
+/// what is left, until that is less than a share is worth. So memory is read in long runs at first,
+/// and the last shares are small enough to even out.
 struct Shares {
     total: usize,
     threads: usize,
+    /// Tiles below which a share costs more than it evens out.
+    least: usize,
 }
 
 impl Shares {
     /// The size of a share when `start` tiles were given out.
     fn size(&self, start: usize) -> usize {
-        ((self.total - start) / (2 * self.threads)).max(1)
+        let left = self.total - start;
+        let half = left / (2 * self.threads);
+        if half >= self.least {
+            half
+        } else {
+            left.div_ceil(self.threads)
+        }
     }
 
     /// The number of shares.
@@ -407,7 +438,7 @@ struct Sums(#[expect(dead_code, reason = "read through a pointer")] [f32; SLAB *
 
 /// The sums of `m` rows and of those that fill up their block, all zero.
 fn zeroed(sums: &mut MaybeUninit<Sums>, m: usize) -> &mut [f32] {
-    let count = m.next_multiple_of(16).min(SLAB) * TILE;
+    let count = if m <= 4 { m } else { m.next_multiple_of(16) }.min(SLAB) * TILE;
     let start = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: the slice is a part of the buffer, and zero bytes are the float 0.
     unsafe {

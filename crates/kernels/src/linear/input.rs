@@ -94,7 +94,10 @@ impl<'a> Input<'a> {
         // A task takes up to 16 rows, whose lines lie together, and some groups.
         let total = slabs * rows;
         let each_rows = total.min(16);
-        let each_groups = (TASK / (each_rows * group)).max(1);
+        let mut each_groups = (TASK / (each_rows * group)).max(1);
+        if m * k >= SHARED {
+            each_groups = each_groups.min(groups.div_ceil(cpu.threads()));
+        }
         let across = groups.div_ceil(each_groups);
         cpu.run(total.div_ceil(each_rows) * across, &|task| {
             let (row, g) = (task / across * each_rows, task % across * each_groups);
@@ -155,8 +158,10 @@ impl Slab<'_> {
     }
 }
 
-/// Values that a task quantises.
+/// Values that a task quantises, at most.
 const TASK: usize = 16_384;
+/// Fewer values than this are not worth another thread.
+const SHARED: usize = 8192;
 
 /// All of the work; the names are those of [`Input`].
 struct Work<'a> {

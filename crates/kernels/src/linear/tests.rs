@@ -322,19 +322,43 @@ fn what_is_not_finite_stays_visible_and_tiny_inputs_are_zero() {
 fn shares_cover_every_tile_once() {
     for threads in [1, 2, 3, 5, 16, 64] {
         for total in [0, 1, 2, 3, 9, 14, 76, 192, 2374] {
-            let shares = Shares { total, threads };
-            let mut next = 0;
-            for share in 0..shares.count() {
-                let tiles = shares.share(share);
-                assert!(
-                    tiles.start == next && tiles.end > tiles.start,
-                    "{total} {threads} {share}"
-                );
-                next = tiles.end;
+            for least in [1, 3, 40] {
+                let shares = Shares {
+                    total,
+                    threads,
+                    least,
+                };
+                let mut next = 0;
+                for share in 0..shares.count() {
+                    let tiles = shares.share(share);
+                    assert!(
+                        tiles.start == next && tiles.end > tiles.start,
+                        "{total} {threads} {share}"
+                    );
+                    next = tiles.end;
+                }
+                assert_eq!(next, total);
             }
-            assert_eq!(next, total);
         }
     }
+}
+
+#[test]
+fn small_layers_are_shared_out_evenly() {
+    let shares = |total, threads, least| {
+        let shares = Shares {
+            total,
+            threads,
+            least,
+        };
+        (0..shares.count())
+            .map(|share| shares.share(share).len())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(shares(12, 2, 3), [3, 3, 3, 3]);
+    assert_eq!(shares(12, 2, 4), [6, 6]);
+    assert_eq!(shares(56, 2, 3), [14, 14, 7, 7, 3, 3, 4, 4]);
+    assert_eq!(shares(5, 4, 3), [2, 2, 1]);
 }
 
 #[test]
