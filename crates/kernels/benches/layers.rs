@@ -228,7 +228,7 @@ fn row_times(cpu: &Cpu, filter: &str) {
             let parents: Vec<i32> = (-1..m as i32 - 1).collect();
             let mut out = vec![0.0; x.len()];
             let at = Heads::packed(1, 6144);
-            let t = time(|| conv.silu(cpu, &state, &x, at, &parents, &mut out));
+            let t = time(|| conv.silu(cpu, &state, &x, at, &parents, &mut out, None));
             report("conv 6144", t);
         }
         if chosen("rope") {

@@ -95,9 +95,10 @@ impl Kernel for SigmoidMul<'_> {
     }
 }
 
-struct Add<'a> {
-    x: &'a mut [f32],
-    y: &'a [f32],
+/// x + y to x.
+pub(crate) struct Add<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) y: &'a [f32],
 }
 
 impl Kernel for Add<'_> {

@@ -59,10 +59,12 @@ impl Conv {
     /// root, the saved window. The state is not changed.
     ///
     /// `x` holds m rows of inputs where `at` says (one "head" of `channels` values); `parents[i]`
-    /// is the row before row i in its sequence, below i, or -1; `out` is m rows of `channels`.
+    /// is the row before row i in its sequence, below i, or -1; `out` is m rows of `channels`, and so
+    /// is `kept`, which receives the inputs.
     ///
     /// # Panics
     /// If the lengths do not fit or a parent does not come before its child.
+    #[expect(clippy::too_many_arguments, reason = "two inputs and two outputs")]
     pub fn silu(
         &self,
         cpu: &Cpu,
@@ -71,6 +73,7 @@ impl Conv {
         at: Heads,
         parents: &[i32],
         out: &mut [f32],
+        kept: Option<&mut [f32]>,
     ) {
         let (channels, taps) = (self.channels, self.taps);
         let rows = at.rows(x.len());
@@ -79,7 +82,10 @@ impl Conv {
         assert_eq!(rows, parents.len(), "one parent for each row");
         assert_eq!(out.len(), rows * channels, "output");
         check_parents(parents);
-        let out = Shared::new(out);
+        if let Some(kept) = &kept {
+            assert_eq!(kept.len(), rows * channels, "kept inputs");
+        }
+        let (out, kept) = (Shared::new(out), kept.map(Shared::new));
         // Tasks are rows by parts of the channels, so that one row keeps several threads busy.
         let parts = channels.div_ceil(PART);
         for_rows(cpu, rows * parts, (taps + 12) * PART, &|range| {
@@ -100,9 +106,13 @@ impl Conv {
                     }
                 }
                 inputs.reverse();
+                let at = row * channels + part.start..row * channels + part.end;
                 // SAFETY: rows and parts are disjoint.
-                let out =
-                    unsafe { out.part(row * channels + part.start..row * channels + part.end) };
+                let out = unsafe { out.part(at.clone()) };
+                if let (Some(kept), Some(input)) = (&kept, inputs.last()) {
+                    // SAFETY: as above.
+                    unsafe { kept.part(at) }.copy_from_slice(input);
+                }
                 let row = ConvRow {
                     weights: &self.weights[first..],
                     weights_row: channels,
@@ -254,8 +264,11 @@ mod tests {
             let mut first: Option<Vec<f32>> = None;
             for cpu in cpus() {
                 let mut out = vec![0.0; m * channels];
-                conv.silu(&cpu, &state, &x, at, &parents, &mut out);
+                let mut inputs = vec![0.0; m * channels];
+                conv.silu(&cpu, &state, &x, at, &parents, &mut out, Some(&mut inputs));
                 prop_assert_eq!(&kept, &state);
+                let rows: Vec<f32> = (0..m).flat_map(|row| x[at.range(row, 0)].to_vec()).collect();
+                prop_assert_eq!(&inputs, &rows);
                 for row in 0..m {
                     // The definition, in f64, over the whole sequence.
                     let mut sequence: Vec<&[f32]> = before.chunks(channels).collect();
@@ -275,7 +288,7 @@ mod tests {
                     moved.advance(&x, at, &path[..path.len() - 1]);
                     let mut alone = vec![0.0; channels];
                     let last = &x[row * at.row..][..at.row];
-                    conv.silu(&cpu, &moved, last, at, &[-1], &mut alone);
+                    conv.silu(&cpu, &moved, last, at, &[-1], &mut alone, None);
                     prop_assert_eq!(&alone, out);
                 }
                 prop_assert_eq!(first.get_or_insert_with(|| out.clone()), &out);

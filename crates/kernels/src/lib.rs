@@ -52,6 +52,6 @@ pub use delta::{
 pub use delta_solve::{delta_solve_chain, delta_solve_tree};
 pub use kv_cache::{KvCache, KvType};
 pub use memory::{available_memory, obtainable_memory};
-pub use norm::{gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
+pub use norm::{add_rms_norm, gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
 pub use rope::Rope;
 pub use rows::Heads;

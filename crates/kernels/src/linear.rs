@@ -335,34 +335,45 @@ fn packed_part(
     slab: &Slab<'_>,
     out: &Rows,
 ) {
-    let finish = |tile: usize, i: usize, sums: &mut [f32; TILE]| {
+    let place = |tile: usize, i: usize| {
         let first = part.first + tile * TILE;
         let count = TILE.min(matrix.n() - tile * TILE);
-        // SAFETY: the row is one of m, the outputs are the layer's, and no other task writes these.
-        let out = unsafe { out.part(row + i, first, count) };
-        out.copy_from_slice(&sums[..count]);
-        if let Some(bias) = &layer.bias {
-            for (out, bias) in out.iter_mut().zip(&bias[first..first + count]) {
-                *out += bias;
-            }
+        Place {
+            // SAFETY: the row is one of m, the outputs are the layer's, and no other task writes
+            // these.
+            out: unsafe { out.part(row + i, first, count) },
+            bias: layer.bias.as_ref().map(|bias| &bias[first..][..count]),
         }
     };
     #[cfg(target_arch = "x86_64")]
     if uses_amx(isa, slab.m, matrix.spec().group) {
         // SAFETY: a `Cpu` holds only an instruction set that this machine has, and the slab comes
         // from a view of the matrix for as many rows or more.
-        unsafe { amx::tiles(matrix, tiles, slab, &mut { finish }) }
+        unsafe { amx::tiles(matrix, tiles, slab, &place) }
         return;
     }
     let mut sums = MaybeUninit::uninit();
     let sums = zeroed(&mut sums, slab.m);
     for tile in tiles {
         packed_tile(isa, matrix, tile, 0..TILE / BLOCK, slab, sums);
-        let rows = sums.as_chunks_mut::<TILE>().0.iter_mut();
-        for (i, sums) in rows.enumerate().take(slab.m) {
-            finish(tile, i, sums);
+        for (i, sums) in sums.chunks_exact(TILE).enumerate().take(slab.m) {
+            let Place { out, bias } = place(tile, i);
+            out.copy_from_slice(&sums[..out.len()]);
+            if let Some(bias) = bias {
+                for (out, bias) in out.iter_mut().zip(bias) {
+                    *out += bias;
+                }
+            }
         }
     }
+}
+
+/// Where sums of one row and tile go.
+struct Place<'a> {
+    /// As many outputs as the tile has.
+    out: &'a mut [f32],
+    /// What to add to them.
+    bias: Option<&'a [f32]>,
 }
 
 /// Whether `m` rows are multiplied by matrices of this group with AMX.

@@ -1,6 +1,7 @@
 //! Normalisation of rows and heads. Sums of squares are taken in sixteen lanes (value i in lane
 //! i mod 16, in order) and reduced by a fixed tree.
 
+use crate::activation::Add;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, LANES, Simd, dispatch};
 use crate::rows::{Heads, Shared, for_rows};
@@ -21,6 +22,41 @@ pub fn rms_norm(cpu: &Cpu, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32])
         // SAFETY: ranges of rows are disjoint.
         let out = unsafe { out.part(range.start * width..range.end * width) };
         let x = &x[range.start * width..range.end * width];
+        dispatch(
+            cpu.isa(),
+            RmsNorm {
+                x,
+                weight,
+                eps,
+                out,
+            },
+        );
+    });
+}
+
+/// What a layer adds, and the norm before the next: `x = x + y`, then [`rms_norm`] of x.
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn add_rms_norm(
+    cpu: &Cpu,
+    x: &mut [f32],
+    y: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) {
+    let width = weight.len();
+    assert_eq!(x.len(), y.len(), "sum of slices that differ in length");
+    assert_eq!(x.len(), out.len(), "input and output differ in length");
+    let rows = Heads::packed(1, width).rows(x.len());
+    let (x, out) = (Shared::new(x), Shared::new(out));
+    for_rows(cpu, rows, 3 * width, &|range| {
+        let range = range.start * width..range.end * width;
+        // SAFETY: ranges of rows are disjoint.
+        let (x, out) = unsafe { (x.part(range.clone()), out.part(range.clone())) };
+        let y = &y[range];
+        dispatch(cpu.isa(), Add { x, y });
         dispatch(
             cpu.isa(),
             RmsNorm {
@@ -203,6 +239,7 @@ impl Kernel for L2Norm<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::activation::add_assign;
     use crate::testing::{assert_close, cpus, heads_in, values};
     use proptest::prelude::*;
 
@@ -231,6 +268,13 @@ mod tests {
                     rms_norm(&cpu, row, &weight, 1e-6, &mut one);
                     prop_assert_eq!(&one, out);
                 }
+                let y = values(seed ^ 2, m * width, 2.0);
+                let (mut sum, mut fused) = (x.clone(), x.clone());
+                add_assign(&cpu, &mut sum, &y);
+                let (mut apart, mut together) = (vec![0.0; m * width], vec![0.0; m * width]);
+                rms_norm(&cpu, &sum, &weight, 1e-6, &mut apart);
+                add_rms_norm(&cpu, &mut fused, &y, &weight, 1e-6, &mut together);
+                prop_assert_eq!((&fused, &together), (&sum, &apart));
                 let mut in_place = x.clone();
                 rms_norm_heads(&cpu, &mut in_place, Heads::packed(1, width), &weight, 1e-6);
                 prop_assert_eq!(&in_place, &out);

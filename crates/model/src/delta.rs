@@ -285,7 +285,7 @@ impl Delta {
         part.replay.end();
         let mut mixed = cpu.scratch(rows * shape.mixed());
         let parents: Vec<i32> = (-1..rows as i32 - 1).collect();
-        self.mix(cpu, part.window, projected, &parents, &mut mixed);
+        self.mix(cpu, part.window, projected, &parents, &mut mixed, None);
         let inputs = DeltaRows {
             mixed: &mixed,
             alpha,
@@ -320,30 +320,28 @@ impl Delta {
         out: &mut [f32],
     ) {
         let (shape, rows) = (self.shape, tree.len());
-        let (width, channels) = (self.input.outputs(), shape.mixed());
+        let channels = shape.mixed();
         let replay = &mut *part.replay;
         replay.begin(rows, &shape);
         replay.alpha[..alpha.len()].copy_from_slice(alpha);
         replay.beta[..beta.len()].copy_from_slice(beta);
-        let kept = replay.inputs.chunks_exact_mut(channels);
-        for (to, from) in kept.zip(projected.chunks_exact(width)) {
-            to.copy_from_slice(&from[..channels]);
-        }
         let mixed = &mut replay.mixed[..rows * channels];
-        self.mix(cpu, part.window, projected, tree.parents(), mixed);
+        let inputs = &mut replay.inputs[..rows * channels];
+        let parents = tree.parents();
+        self.mix(cpu, part.window, projected, parents, mixed, Some(inputs));
         let mut updates = std::mem::take(&mut replay.updates);
         delta_tree(
             cpu,
             part.memory,
             replay.inputs(&shape),
-            tree.parents(),
+            parents,
             out,
             &mut updates[..rows * shape.values()],
         );
         replay.updates = updates;
     }
 
-    /// Queries, keys and values as the recurrence takes them.
+    /// Queries, keys and values as the recurrence takes them. The convolution's inputs go to `kept`.
     fn mix(
         &self,
         cpu: &Cpu,
@@ -351,9 +349,11 @@ impl Delta {
         projected: &[f32],
         parents: &[i32],
         mixed: &mut [f32],
+        kept: Option<&mut [f32]>,
     ) {
+        let at = self.qkv_at;
         self.conv
-            .silu(cpu, window, projected, self.qkv_at, parents, mixed);
+            .silu(cpu, window, projected, at, parents, mixed, kept);
         let [q_at, k_at] = self.shape.query_and_key_heads();
         let q_scale = (self.shape.key_dim as f32).powf(-0.5);
         l2_norm_heads(cpu, mixed, q_at, L2_EPS, q_scale);

@@ -12,7 +12,9 @@
 use std::sync::Arc;
 
 use kozue_checkpoint::{DFlashConfig, Drafter, DrafterKind, Tensors};
-use kozue_kernels::{Cpu, KvCache, KvType, Linear, Rope, Visible, add_assign, linear, rms_norm};
+use kozue_kernels::{
+    Cpu, KvCache, KvType, Linear, Rope, Visible, add_assign, add_rms_norm, linear, rms_norm,
+};
 
 use crate::attention::Attention;
 use crate::mlp::Mlp;
@@ -240,9 +242,15 @@ impl DFlash {
             let mixed = layer
                 .attention
                 .forward_visible(cpu, &normed, &positions, slots, &visible);
-            add_assign(cpu, &mut x, &mixed);
+            add_rms_norm(
+                cpu,
+                &mut x,
+                &mixed,
+                &layer.post_norm,
+                self.eps(),
+                &mut normed,
+            );
             drop(mixed);
-            rms_norm(cpu, &x, &layer.post_norm, self.eps(), &mut normed);
             let out = layer.mlp.forward(cpu, &normed, rows);
             add_assign(cpu, &mut x, &out);
         }

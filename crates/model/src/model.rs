@@ -6,7 +6,9 @@ use kozue_checkpoint::{
     Checkpoint, Tensors,
     description::{Mixer, ModelConfig},
 };
-use kozue_kernels::{Cpu, KvType, Linear, Matrix, Rope, add_assign, linear, rms_norm};
+use kozue_kernels::{
+    Cpu, KvType, Linear, Matrix, Rope, add_assign, add_rms_norm, linear, rms_norm,
+};
 
 use crate::attention::Attention;
 use crate::delta::{self, Delta, Kept};
@@ -191,14 +193,11 @@ impl Model {
         }
         let mut features = cpu.scratch(rows * hidden * wanted.taps.len());
         let mut normed = cpu.scratch(rows * hidden);
+        let eps = self.config.norm_eps;
+        if let Some(first) = self.layers.first() {
+            rms_norm(cpu, &x, &first.input_norm, eps, &mut normed);
+        }
         for (index, layer) in self.layers.iter().enumerate() {
-            rms_norm(
-                cpu,
-                &x,
-                &layer.input_norm,
-                self.config.norm_eps,
-                &mut normed,
-            );
             let mixed = match &layer.mixer {
                 Weights::Attention(attention) => {
                     let mut parts: Vec<_> = segments
@@ -235,11 +234,13 @@ impl Model {
                     delta.forward(cpu, &normed, rows, &mut parts, &mut kept)
                 }
             };
-            add_assign(cpu, &mut x, &mixed);
+            add_rms_norm(cpu, &mut x, &mixed, &layer.post_norm, eps, &mut normed);
             drop(mixed);
-            rms_norm(cpu, &x, &layer.post_norm, self.config.norm_eps, &mut normed);
             let out = layer.mlp.forward(cpu, &normed, rows);
-            add_assign(cpu, &mut x, &out);
+            match self.layers.get(index + 1) {
+                Some(next) => add_rms_norm(cpu, &mut x, &out, &next.input_norm, eps, &mut normed),
+                None => add_assign(cpu, &mut x, &out),
+            }
             for (place, _) in wanted
                 .taps
                 .iter()

@@ -14,7 +14,7 @@
 use std::sync::Arc;
 
 use kozue_checkpoint::Checkpoint;
-use kozue_kernels::{Cpu, KvCache, KvType, Linear, Rope, Scratch, add_assign, linear, rms_norm};
+use kozue_kernels::{Cpu, KvCache, KvType, Linear, Rope, Scratch, add_rms_norm, linear, rms_norm};
 
 use crate::attention::Attention;
 use crate::mlp::Mlp;
@@ -247,13 +247,10 @@ impl Mtp {
         };
         let mut parts = [(span, Rows::Chain(after), at, cache)];
         let mixed = self.attention.forward(cpu, &normed, rows, &mut parts);
-        add_assign(cpu, &mut x, &mixed);
+        add_rms_norm(cpu, &mut x, &mixed, &self.post_norm, self.eps, &mut normed);
         drop(mixed);
-        rms_norm(cpu, &x, &self.post_norm, self.eps, &mut normed);
         let out = self.mlp.forward(cpu, &normed, rows);
-        add_assign(cpu, &mut x, &out);
-        drop(out);
-        rms_norm(cpu, &x, &self.norm, self.eps, &mut normed);
+        add_rms_norm(cpu, &mut x, &out, &self.norm, self.eps, &mut normed);
         Ok(normed)
     }
 }

@@ -24,6 +24,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
+use super::Place;
 use super::input::{SLAB, Slab};
 use super::vnni::{Head, ZeroPoints, halves};
 use crate::packed::{BLOCK, PackedMatrix, TILE, ZeroKind};
@@ -135,18 +136,18 @@ macro_rules! store {
     };
 }
 
-/// All outputs of some tiles of a matrix whose group is 64 or 128. `done` gets a tile's number, a row
-/// of the input and the row's sums, in the order of tiles and rows; see `portable::tile`.
+/// All outputs of some tiles of a matrix whose group is 64 or 128; see `portable::tile`. `place` is
+/// asked with a tile's number and a row of the input where the row's sums go.
 ///
 /// # Safety
 /// The machine has AMX and AVX-512 with VNNI, and the process may use them; `input` has room
 /// for 8 or a multiple of 16 rows, and offsets if the matrix is symmetric with 8 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(crate) unsafe fn tiles(
+pub(crate) unsafe fn tiles<'a>(
     matrix: &PackedMatrix,
     tiles: Range<usize>,
     input: &Slab<'_>,
-    done: &mut dyn FnMut(usize, usize, &mut [f32; TILE]),
+    place: &dyn Fn(usize, usize) -> Place<'a>,
 ) {
     let spec = matrix.spec();
     macro_rules! rows {
@@ -154,8 +155,8 @@ pub(crate) unsafe fn tiles(
             // SAFETY: as the caller promises; the constants are the matrix's and the input's.
             unsafe {
                 match input.rows {
-                    8 => of::<$bits, { $zero }, $per_group, 8>(matrix, tiles, input, done),
-                    _ => of::<$bits, { $zero }, $per_group, 16>(matrix, tiles, input, done),
+                    8 => of::<$bits, { $zero }, $per_group, 8>(matrix, tiles, input, place),
+                    _ => of::<$bits, { $zero }, $per_group, 16>(matrix, tiles, input, place),
                 }
             }
         };
@@ -188,11 +189,11 @@ const MIN: u8 = 3;
 /// # Safety
 /// As `tiles`; the constants are the matrix's, and the input has room for a multiple of ROWS.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn of<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>(
+unsafe fn of<'a, const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>(
     matrix: &PackedMatrix,
     tiles: Range<usize>,
     input: &Slab<'_>,
-    done: &mut dyn FnMut(usize, usize, &mut [f32; TILE]),
+    place: &dyn Fn(usize, usize) -> Place<'a>,
 ) {
     let spec = matrix.spec();
     let mut buffers = MaybeUninit::<Buffers>::uninit();
@@ -215,7 +216,7 @@ unsafe fn of<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS:
             products: (&raw mut (*buffers).products).cast(),
             sums: (&raw mut (*buffers).sums).cast(),
         };
-        work.run(&mut |tile, row, sums| done(tiles.start + tile, row, sums));
+        work.run(&|tile, row| place(tiles.start + tile, row));
     }
 }
 
@@ -254,10 +255,10 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
     Work<'_, BITS, ZERO, PER_GROUP, ROWS>
 {
     /// # Safety
-    /// The fields describe tiles and a slab of rows as `of` does. `done` is as in `tiles`, but counts
-    /// tiles from the first.
+    /// The fields describe tiles and a slab of rows as `of` does. `place` is as in `tiles`, but
+    /// counts tiles from the first.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-    unsafe fn run(&self, done: &mut dyn FnMut(usize, usize, &mut [f32; TILE])) {
+    unsafe fn run<'a>(&self, place: &dyn Fn(usize, usize) -> Place<'a>) {
         // SAFETY: as the caller promises; the constants are blocks of outputs.
         unsafe {
             for block in 0..BLOCKS {
@@ -300,7 +301,7 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
                 self.store::<3>(next);
                 self.issue::<3>(later);
                 if now.group + 1 == self.groups {
-                    self.finish(now.row_block, &mut |row, sums| done(tile, row, sums));
+                    self.finish(now.row_block, &|row| place(tile, row));
                     tile += usize::from(next.row_block == 0);
                 }
                 now = next;
@@ -309,23 +310,30 @@ impl<const BITS: u8, const ZERO: u8, const PER_GROUP: usize, const ROWS: usize>
         }
     }
 
-    /// Hands out the sums of a block of rows and starts them anew.
+    /// Writes the sums of a block of rows to their places and starts them anew.
     ///
     /// # Safety
     /// As `run`; all groups of the tile were added.
     #[inline(always)]
-    unsafe fn finish(&self, row_block: usize, done: &mut dyn FnMut(usize, &mut [f32; TILE])) {
+    unsafe fn finish<'a>(&self, row_block: usize, place: &dyn Fn(usize) -> Place<'a>) {
         for row in 0..ROWS.min(self.input.m - row_block * ROWS) {
-            let mut sums = [0.0; TILE];
-            for (block, sums) in sums.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-                // SAFETY: as the caller promises.
+            let Place { out, bias } = place(row_block * ROWS + row);
+            for block in 0..BLOCKS {
+                let left = out.len().saturating_sub(block * BLOCK).min(BLOCK);
+                let mask = ((1u32 << left) - 1) as __mmask16;
+                // SAFETY: as the caller promises; the mask leaves out what lies past the end.
                 unsafe {
                     let at = self.sums_of(row_block, block).add(row * BLOCK);
-                    _mm512_storeu_ps(sums.as_mut_ptr(), _mm512_loadu_ps(at));
+                    let mut sums = _mm512_loadu_ps(at);
+                    if let Some(bias) = bias {
+                        let bias = bias.as_ptr().wrapping_add(block * BLOCK);
+                        sums = _mm512_add_ps(sums, _mm512_maskz_loadu_ps(mask, bias));
+                    }
+                    let out = out.as_mut_ptr().wrapping_add(block * BLOCK);
+                    _mm512_mask_storeu_ps(out, mask, sums);
                     _mm512_storeu_ps(at, _mm512_setzero_ps());
                 }
             }
-            done(row_block * ROWS + row, &mut sums);
         }
     }
 
