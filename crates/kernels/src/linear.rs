@@ -449,7 +449,7 @@ struct Sums(#[expect(dead_code, reason = "read through a pointer")] [f32; SLAB *
 
 /// The sums of `m` rows and of those that fill up their block, all zero.
 fn zeroed(sums: &mut MaybeUninit<Sums>, m: usize) -> &mut [f32] {
-    let count = if m <= 4 { m } else { m.next_multiple_of(16) }.min(SLAB) * TILE;
+    let count = m.next_multiple_of(4) * TILE;
     let start = sums.as_mut_ptr().cast::<f32>();
     // SAFETY: the slice is a part of the buffer, and zero bytes are the float 0.
     unsafe {
