@@ -17,11 +17,21 @@ pub struct DraftArgs {
     #[arg(long, value_name = "PATH")]
     pub draft_model: Option<PathBuf>,
     /// Nodes of every draft tree [default: what pays best on this machine]
-    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = tree_nodes, allow_negative_numbers = true)]
     pub tree_budget: Option<usize>,
     /// Most children of a node of a draft tree; 1 drafts chains [default: any]
     #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
     pub tree_width: Option<usize>,
+}
+
+/// Most nodes of a tree: a pass of more rows takes seconds for a few tokens.
+const MOST_NODES: usize = 256;
+
+fn tree_nodes(text: &str) -> Result<usize, String> {
+    match at_least_one(text)? {
+        nodes if nodes > MOST_NODES => Err(format!("must be at most {MOST_NODES}")),
+        nodes => Ok(nodes),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -62,5 +72,17 @@ impl DraftArgs {
             tables: table::default_folder(),
         };
         Ok(loaded.speculate(path, &options)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trees_have_a_bound() {
+        assert_eq!(tree_nodes("256"), Ok(256));
+        assert_eq!(tree_nodes("257"), Err("must be at most 256".to_string()));
+        assert!(tree_nodes("0").is_err());
     }
 }

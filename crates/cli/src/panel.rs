@@ -97,6 +97,9 @@ fn drafts(answer: &Answer) -> String {
     let Some(stats) = &answer.stats.speculation else {
         return "none".into();
     };
+    if stats.rounds == 0 {
+        return "none that paid".into();
+    }
     let spent = stats.draft_s + stats.verify_s + stats.commit_s + stats.sample_s;
     format!(
         "{} trees of {:.1} nodes, {:.1} deep, {:.1} accepted; drafting {:.0}% of the time",

@@ -147,7 +147,7 @@ fn a_conversion_that_is_told_to_end_leaves_nothing_behind() {
         names.sort();
         names
     };
-    let end_by = |signal: &str| {
+    let end_once = |signal: &str| {
         let mut child = support::kozue(folder.path())
             .args(["quantize", model.to_str().unwrap(), "out", "--size", "M"])
             .stdout(Stdio::null())
@@ -161,7 +161,26 @@ fn a_conversion_that_is_told_to_end_leaves_nothing_behind() {
         Command::new("kill").args([signal, &id]).status().unwrap();
         child.wait().unwrap().code()
     };
-    for (signal, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
+    // On a busy machine a conversion may be done before its signal comes.
+    let end_by = |signal: &str| loop {
+        let code = end_once(signal);
+        if code != Some(0) {
+            return code;
+        }
+        std::fs::remove_dir_all(folder.path().join("out")).unwrap();
+    };
+    // Who starts the tests in the background of a script has them ignore SIGINT, and what they
+    // start inherits that.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    for (signal, number, code) in [("-INT", 2, 130), ("-TERM", 15, 143), ("-HUP", 1, 129)] {
+        if ignored & (1 << (number - 1)) != 0 {
+            continue;
+        }
         assert_eq!(end_by(signal), Some(code), "{signal}");
         assert_eq!(left(), [""; 0], "{signal}");
     }
