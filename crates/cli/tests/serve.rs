@@ -90,7 +90,8 @@ fn it_answers_and_ends_when_told() {
     let schema = r#"{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200,
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": ["a", "b"]}}}}"#;
     let text = rest(server.post(schema));
-    let answers = ["\"content\":\"\\\"a\\\"\"", "\"content\":\"\\\"b\\\"\""];
+    // Empty lines may come before it.
+    let answers = ["\\\"a\\\"\"", "\\\"b\\\"\""];
     assert!(answers.iter().any(|answer| text.contains(answer)), "{text}");
     server.signal();
     assert_eq!(server.wait(), 0);
