@@ -15,6 +15,7 @@ mod panel;
 mod printer;
 mod prompt;
 mod quantize;
+mod question;
 mod run;
 mod serve;
 mod trace;

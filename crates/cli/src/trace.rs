@@ -3,8 +3,7 @@
 use crate::cli::TraceArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
-use kozue_engine::chat::ChatOptions;
-use kozue_engine::conversation::Conversation;
+use crate::question;
 use kozue_engine::sampling::Sampling;
 use kozue_engine::speculation::Round;
 use kozue_engine::tokenizer::Tokenizer;
@@ -24,21 +23,14 @@ pub fn run(args: &TraceArgs) -> Result<(), Failure> {
     let path = model_path(args.model.as_deref())?;
     let mut loaded = Loaded::open(&path, args.machine.cpu(), args.machine.kv.into())?;
     args.draft.apply(&mut loaded, &path)?;
-    let template = loaded.chat_template()?;
-    let mut chat = Conversation::new(&template, &loaded.tokenizer, ChatOptions::default(), None);
+    let sampling = Sampling {
+        temperature: args.temperature,
+        seed: args.seed,
+        ..Sampling::greedy()
+    };
     let request = Request {
-        prompt: chat.ask(&args.prompt)?,
-        sampling: Sampling {
-            temperature: args.temperature,
-            seed: args.seed,
-            ..Sampling::greedy()
-        },
-        max_tokens: Some(args.max_tokens),
-        stop: Vec::new(),
-        grammar: None,
-        logprobs: None,
-        ignore_eos: false,
         trace: true,
+        ..question::request(&loaded, &args.prompt, sampling, args.max_tokens)?
     };
     let answer = loaded
         .session(None)

@@ -8,8 +8,7 @@ use crate::bench::median;
 use crate::cli::BenchArgs;
 use crate::failure::Failure;
 use crate::panel::progress;
-use kozue_engine::chat::ChatOptions;
-use kozue_engine::conversation::Conversation;
+use crate::question;
 use kozue_engine::sampling::Sampling;
 use kozue_engine::speculation::{DraftKind, Speculation, SpeculationOptions, table};
 use kozue_engine::{Answer, Loaded, Request};
@@ -192,25 +191,15 @@ fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Fail
 }
 
 fn request(args: &BenchArgs, loaded: &Loaded, prompt: &str) -> Result<Request, Failure> {
-    let template = loaded.chat_template()?;
-    let mut chat = Conversation::new(&template, &loaded.tokenizer, ChatOptions::default(), None);
-    Ok(Request {
-        prompt: chat.ask(prompt)?,
-        sampling: match args.temperature {
-            0.0 => Sampling::greedy(),
-            temperature => Sampling {
-                temperature,
-                seed: 1,
-                ..Sampling::greedy()
-            },
+    let sampling = match args.temperature {
+        0.0 => Sampling::greedy(),
+        temperature => Sampling {
+            temperature,
+            seed: 1,
+            ..Sampling::greedy()
         },
-        max_tokens: Some(args.max_tokens),
-        stop: Vec::new(),
-        grammar: None,
-        logprobs: None,
-        ignore_eos: false,
-        trace: false,
-    })
+    };
+    question::request(loaded, prompt, sampling, args.max_tokens)
 }
 
 fn answer(loaded: &Loaded, way: &Way, request: &Request) -> Result<Answer, Failure> {
