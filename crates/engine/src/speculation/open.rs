@@ -123,11 +123,6 @@ impl Speculation {
         }
     }
 
-    /// What rows cost, where it was measured.
-    pub fn costs(&self) -> Option<&RowCosts> {
-        self.costs.as_ref()
-    }
-
     /// A drafter for a new sequence of `target`; `None` for plain decoding.
     pub fn start<'a>(&'a self, target: &'a CpuModel) -> Option<Speculator<'a>> {
         let drafter: Box<dyn Drafter<'a> + 'a> = match &self.networks {
