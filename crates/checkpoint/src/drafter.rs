@@ -5,10 +5,9 @@
 //! the target's. A Weaver directory holds the `config` of its checkpoint as config.json and its
 //! `state_dict` as safetensors. Either may be quantised like a model of Kozue's own format.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use kozue_kernels::{Matrix, PackedMatrix};
+use kozue_kernels::Matrix;
 use serde_json::{Map, Value};
 
 use crate::config::draft_shape;
@@ -17,6 +16,7 @@ use crate::error::Error;
 use crate::fields::{Fields, exists, read_object};
 use crate::kozue::{SIGNS, find_packed, packed_tensors};
 use crate::reads::{Reads, Tensors};
+use crate::resident::Resident;
 use crate::shards::Shards;
 
 const MAX_BLOCK: usize = 1024;
@@ -27,7 +27,7 @@ const MAX_LAYERS: usize = 256;
 pub struct Drafter {
     kind: DrafterKind,
     shards: Shards,
-    packed: BTreeMap<String, PackedMatrix>,
+    packed: Resident,
     reads: Reads,
 }
 
@@ -123,7 +123,7 @@ impl Drafter {
             kind,
             reads: Reads::new(dir, infos),
             shards,
-            packed,
+            packed: Resident::new(packed),
         })
     }
 
@@ -149,7 +149,8 @@ impl Drafter {
 impl Tensors for Drafter {
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
         self.reads.mark(name)?;
-        match find_packed(&self.packed, &self.shards, name, n, k)? {
+        let packed = self.packed.running(&self.shards, name, None);
+        match find_packed(packed, &self.shards, name, n, k)? {
             Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
             None => self.shards.matrix(name, n, k),
         }

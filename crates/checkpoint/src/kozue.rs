@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::OnceLock;
 
 use kozue_kernels::{Matrix, PackedMatrix, PackedSpec, Rotation, ZeroKind};
 use serde::{Deserialize, Serialize};
@@ -15,7 +14,7 @@ use crate::error::Error;
 use crate::fields::Fields;
 use crate::hugging_face::describe;
 use crate::layout::MTP;
-use crate::resident;
+use crate::resident::Resident;
 use crate::safetensors::Dtype;
 use crate::shards::Shards;
 use crate::source::{InMemory, Note, Source, TensorInfo};
@@ -98,9 +97,7 @@ pub(crate) fn format_name(spec: &PackedSpec) -> String {
 pub(crate) struct Kozue {
     description: Description,
     shards: Shards,
-    packed: BTreeMap<String, PackedMatrix>,
-    /// Made when the first matrix is asked for.
-    copies: OnceLock<Option<BTreeMap<String, PackedMatrix>>>,
+    packed: Resident,
 }
 
 impl Kozue {
@@ -129,26 +126,8 @@ impl Kozue {
         Ok(Kozue {
             description: describe(dir, config)?,
             shards,
-            packed,
-            copies: OnceLock::new(),
+            packed: Resident::new(packed),
         })
-    }
-
-    /// The packed matrices for a model that runs: in huge pages where they can be had. A head that
-    /// predicts further tokens stays where it is, since most runs do without it.
-    fn running(&self, name: &str) -> &BTreeMap<String, PackedMatrix> {
-        if name.starts_with(MTP) {
-            return &self.packed;
-        }
-        let release = |name: &str| self.shards.release(name);
-        let copies = self.copies.get_or_init(|| {
-            let packed = self
-                .packed
-                .iter()
-                .filter(|(name, _)| !name.starts_with(MTP));
-            resident::copies(packed, &release)
-        });
-        copies.as_ref().unwrap_or(&self.packed)
     }
 }
 
@@ -269,7 +248,7 @@ impl Source for Kozue {
             .infos()
             .filter(|info| !info.name.starts_with(SIGNS));
         plain
-            .map(|info| match self.packed.get(&info.name) {
+            .map(|info| match self.packed.mapped().get(&info.name) {
                 Some(matrix) => TensorInfo {
                     format: format_name(matrix.spec()),
                     shape: vec![matrix.n(), matrix.k()],
@@ -282,14 +261,16 @@ impl Source for Kozue {
     }
 
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
-        match find_packed(self.running(name), &self.shards, name, n, k)? {
+        // A head that predicts further tokens stays where it is: most runs do without it.
+        let packed = self.packed.running(&self.shards, name, Some(MTP));
+        match find_packed(packed, &self.shards, name, n, k)? {
             Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
             None => self.shards.matrix(name, n, k),
         }
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
-        let Some(matrix) = self.packed.get(name) else {
+        let Some(matrix) = self.packed.mapped().get(name) else {
             return self.shards.vector(name, len);
         };
         let (n, k) = (matrix.n(), matrix.k());
@@ -305,7 +286,7 @@ impl Source for Kozue {
     }
 
     fn rows(&self, name: &str, k: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
-        let Some(matrix) = self.packed.get(name) else {
+        let Some(matrix) = self.packed.mapped().get(name) else {
             return self.shards.rows(name, k, first, out);
         };
         let end = out

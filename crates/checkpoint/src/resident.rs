@@ -5,21 +5,64 @@
 //! only; a copy costs a fraction of a second, once. Where memory is short the mapping serves.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::Builder;
 
 use kozue_kernels::{AlignedBytes, PackedMatrix, SharedBytes, available_memory};
+
+use crate::shards::Shards;
 
 /// Tensors start at multiples of this, a cache line.
 const LINE: usize = 64;
 /// Smaller models gain nothing.
 const SMALLEST: usize = 4 << 20;
 
+/// The packed matrices of a directory, for a network that runs: in huge pages where they can be had.
+pub(crate) struct Resident {
+    mapped: BTreeMap<String, PackedMatrix>,
+    /// Made when the first matrix is asked for.
+    copies: OnceLock<Option<BTreeMap<String, PackedMatrix>>>,
+}
+
+impl Resident {
+    /// Matrices as the files have them.
+    pub fn new(mapped: BTreeMap<String, PackedMatrix>) -> Resident {
+        Resident {
+            mapped,
+            copies: OnceLock::new(),
+        }
+    }
+
+    /// The matrices as the files have them.
+    pub fn mapped(&self) -> &BTreeMap<String, PackedMatrix> {
+        &self.mapped
+    }
+
+    /// The matrices for a network that runs, `name` among them. Tensors that begin with `stays`
+    /// are left where they are.
+    pub fn running(
+        &self,
+        shards: &Shards,
+        name: &str,
+        stays: Option<&str>,
+    ) -> &BTreeMap<String, PackedMatrix> {
+        let stays = |name: &str| stays.is_some_and(|prefix| name.starts_with(prefix));
+        if stays(name) {
+            return &self.mapped;
+        }
+        let copies = self.copies.get_or_init(|| {
+            let moved = self.mapped.iter().filter(|(name, _)| !stays(name));
+            copies(moved, &|name| shards.release(name))
+        });
+        copies.as_ref().unwrap_or(&self.mapped)
+    }
+}
+
 /// The same matrices in memory of their own, or nothing where that memory is not to be had.
 ///
 /// `copied` hears of every matrix that the file is not needed for any more, so that its pages do not
 /// stay beside the copy.
-pub(crate) fn copies<'p>(
+fn copies<'p>(
     packed: impl Iterator<Item = (&'p String, &'p PackedMatrix)>,
     copied: &(dyn Fn(&str) + Sync),
 ) -> Option<BTreeMap<String, PackedMatrix>> {

@@ -14,6 +14,10 @@ use kozue_model::{DFlash, Outputs, Weave, WeaveNode, Weaver};
 
 /// Nodes expanded together: more cost little in one product, and most of them are needed anyway.
 const TOGETHER: usize = 4;
+/// Tokens of each position that are scored at most, of those that the Weaver learned to choose
+/// among: the drafter's later ones are hardly ever accepted, and each is a product with a row of
+/// the head.
+const SHORTLIST: usize = 32;
 /// Children kept of a node.
 const CHILDREN: usize = 8;
 
@@ -133,9 +137,8 @@ impl<'a> Drafter<'a> for Weaving<'a> {
         if free && !self.choice.next() {
             return self.blocks.tree(growth);
         }
-        let block = self
-            .blocks
-            .draft(growth.root, deepest, self.weaver.candidates())?;
+        let count = self.weaver.candidates().min(SHORTLIST);
+        let block = self.blocks.draft(growth.root, deepest, count)?;
         let (cpu, model) = (self.target.cpu(), self.target.model());
         let head = model.head().matrices().next().ok_or_else(no_head)?;
         let hidden_size = model.config().hidden_size;
