@@ -7,6 +7,9 @@ pub fn best_first(a: &(u32, f32), b: &(u32, f32)) -> Ordering {
     b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
 }
 
+/// Logits that are looked at together.
+const CHUNK: usize = 64;
+
 /// Fills `kept` with the `k` best tokens and their logits, in no order; ties go to the lower id.
 ///
 /// Collects at most about 2k at a time, so that most of a large vocabulary costs one comparison
@@ -15,15 +18,25 @@ pub fn keep_top(kept: &mut Vec<(u32, f32)>, logits: &[f32], k: usize) {
     kept.clear();
     let limit = (2 * k).max(64);
     let mut floor = f32::NEG_INFINITY;
-    for (token, &logit) in logits.iter().enumerate() {
-        // A later token that only equals the floor has a higher id than k tokens at least as
-        // good, so it is out.
-        if logit > floor || (kept.len() < k && logit == floor) {
-            kept.push((token as u32, logit));
-            if kept.len() > limit {
-                kept.select_nth_unstable_by(k - 1, best_first);
-                kept.truncate(k);
-                floor = kept[k - 1].1;
+    for (first, chunk) in (0..).step_by(CHUNK).zip(logits.chunks(CHUNK)) {
+        // Most chunks of a large vocabulary have nothing above the floor, which one comparison of
+        // many lanes tells. A later token that only equals the floor has a higher id than k tokens
+        // at least as good, so it is out.
+        if kept.len() >= k
+            && !chunk
+                .iter()
+                .fold(false, |any, &logit| any | (logit > floor))
+        {
+            continue;
+        }
+        for (token, &logit) in (first..).zip(chunk) {
+            if logit > floor || (kept.len() < k && logit == floor) {
+                kept.push((token, logit));
+                if kept.len() > limit {
+                    kept.select_nth_unstable_by(k - 1, best_first);
+                    kept.truncate(k);
+                    floor = kept[k - 1].1;
+                }
             }
         }
     }

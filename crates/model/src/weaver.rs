@@ -64,7 +64,8 @@ struct Block {
 pub struct WeaveNode {
     /// Its token.
     pub token: u32,
-    /// Nodes expanded before that lie on its path, root first, by the order of their expansion.
+    /// Nodes that lie on its path, root first, by the order of their expansion: expanded before, or
+    /// earlier in the same call.
     pub ancestors: Vec<u32>,
 }
 

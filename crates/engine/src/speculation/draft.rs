@@ -165,10 +165,6 @@ impl Pool {
         self.nodes.len() - 1
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
-    }
-
     pub(crate) fn token(&self, node: usize) -> u32 {
         self.nodes[node].token
     }

@@ -1,6 +1,10 @@
 //! A Weaver on top of a DFlash network as a drafter: the tree grows from its likeliest nodes, a
 //! few at a time, each node's children scored along its own path.
 //!
+//! Each call of the Weaver waits for the one before, so a deep tree would take as many calls as it
+//! is deep. The first call therefore reads the drafter's favourites too, as a chain below the root:
+//! where the Weaver agrees with them, that part of the tree is there at once.
+//!
 //! Weaving takes time of its own. Where the tree's size is chosen by what pays, so is this: rounds
 //! with and without are compared, and the better way is taken but for a trial now and then.
 
@@ -18,6 +22,9 @@ const TOGETHER: usize = 4;
 /// among: the drafter's later ones are hardly ever accepted, and each is a product with a row of
 /// the head.
 const SHORTLIST: usize = 32;
+/// Natural logarithm of the least chance, by the drafter alone, of a chain of its favourites that
+/// is expanded on trust.
+const FAVOURED: f32 = -2.0;
 /// Children kept of a node.
 const CHILDREN: usize = 8;
 
@@ -94,10 +101,96 @@ impl Choice {
     }
 }
 
-/// A node of the pool that was expanded: the order of its expansion, and those of its ancestors.
-#[derive(Clone, Default)]
-struct Expanded {
-    path: Vec<u32>,
+/// A tree in growth.
+struct Growing<'g> {
+    growth: &'g Growth,
+    /// For every position tokens and logits of the drafter, best first.
+    shortlists: &'g [Vec<(u32, f32)>],
+    pool: Pool,
+    /// For every node of the pool the slots of its ancestors in the Weaver's memory, root first.
+    paths: Vec<Vec<u32>>,
+    /// Nodes that were not expanded yet.
+    frontier: Vec<usize>,
+}
+
+impl<'g> Growing<'g> {
+    fn new(growth: &'g Growth, shortlists: &'g [Vec<(u32, f32)>]) -> Growing<'g> {
+        Growing {
+            growth,
+            shortlists,
+            pool: Pool::new(growth.root),
+            paths: vec![Vec::new()],
+            frontier: vec![0],
+        }
+    }
+
+    /// The drafter's favourites below the root, as far as they are likely together.
+    fn favourites(&self) -> Vec<u32> {
+        let mut chance = 0.0;
+        let mut tokens = Vec::new();
+        // The last position has no children.
+        for (depth, list) in (1..self.shortlists.len()).zip(self.shortlists) {
+            let Some(&(token, edge)) = self.growth.rank(list, depth).first() else {
+                break;
+            };
+            chance += edge;
+            if chance < FAVOURED {
+                break;
+            }
+            tokens.push(token);
+        }
+        tokens
+    }
+
+    /// The likeliest nodes that may still have a place in the tree, and are to be expanded.
+    fn next(&mut self) -> Vec<usize> {
+        // Whatever grows below a node that is out of the tree is out of it too.
+        let least = self
+            .pool
+            .least_of(self.growth.nodes)
+            .unwrap_or(f32::NEG_INFINITY)
+            .max(self.growth.least);
+        let pool = &self.pool;
+        self.frontier.retain(|&node| pool.log_chance(node) >= least);
+        self.frontier
+            .sort_by(|&a, &b| pool.log_chance(b).total_cmp(&pool.log_chance(a)));
+        let count = TOGETHER.min(self.frontier.len());
+        self.frontier.drain(..count).collect()
+    }
+
+    /// Adds the likeliest children of a node, which lies in slot `slot` and by the Weaver adds
+    /// `scores` to the logits of its shortlist; gives the child that has `token`.
+    fn add(&mut self, node: usize, slot: u32, scores: &[f32], token: Option<u32>) -> Option<usize> {
+        let depth = self.pool.depth(node);
+        let candidates: Vec<(u32, f32)> = self.shortlists[depth]
+            .iter()
+            .zip(scores)
+            .map(|(&(token, logit), score)| (token, logit + score))
+            .collect();
+        let path: Vec<u32> = self.paths[node].iter().copied().chain([slot]).collect();
+        let mut wanted = None;
+        let ranked = self.growth.rank(&candidates, depth + 1);
+        for (child_token, edge) in ranked.into_iter().take(CHILDREN) {
+            let child = self.pool.push(node, child_token, edge);
+            self.paths.push(path.clone());
+            if token == Some(child_token) {
+                wanted = Some(child);
+            } else if depth + 1 < self.shortlists.len() {
+                self.frontier.push(child);
+            }
+        }
+        wanted
+    }
+
+    /// The best tree.
+    fn finish(&self) -> Draft {
+        let mut draft = self.pool.best(self.growth.nodes);
+        let worth = draft
+            .log_chances
+            .partition_point(|&chance| chance >= self.growth.least);
+        draft.truncate(worth);
+        draft
+    }
 }
 
 impl<'a> Weaving<'a> {
@@ -156,60 +249,53 @@ impl<'a> Drafter<'a> for Weaving<'a> {
             None => self.weaver.begin(cpu, &self.hidden, &block.rows),
         };
         let weave = self.weave.insert(weave);
-        let mut pool = Pool::new(growth.root);
-        let mut expanded = vec![Expanded::default()];
-        let mut frontier = vec![0];
-        let mut count = 0;
-        while !frontier.is_empty() && pool.len() < growth.nodes * CHILDREN {
-            // Whatever grows below a node that is out of the tree is out of it too.
-            let least = pool
-                .least_of(growth.nodes)
-                .unwrap_or(f32::NEG_INFINITY)
-                .max(growth.least);
-            frontier.retain(|&node| pool.log_chance(node) >= least);
-            frontier.sort_by(|&a, &b| pool.log_chance(b).total_cmp(&pool.log_chance(a)));
-            let now: Vec<usize> = frontier.drain(..TOGETHER.min(frontier.len())).collect();
-            if now.is_empty() {
-                break;
-            }
-            let nodes: Vec<WeaveNode> = now
-                .iter()
-                .map(|&node| WeaveNode {
-                    token: pool.token(node),
-                    ancestors: expanded[node].path.clone(),
-                })
-                .collect();
+        let mut growing = Growing::new(growth, &block.shortlists);
+        let mut expand = |nodes: Vec<WeaveNode>| {
+            let depths: Vec<usize> = nodes.iter().map(|node| node.ancestors.len()).collect();
             let queries = self
                 .weaver
                 .expand(cpu, model, weave, &nodes)
                 .map_err(|error| Error::Model(error.to_string()))?;
-            for (&node, query) in now.iter().zip(queries.chunks_exact(hidden_size)) {
-                let depth = pool.depth(node);
-                let path: Vec<u32> = expanded[node].path.iter().copied().chain([count]).collect();
-                count += 1;
-                let mut scores = cpu.scratch(tokens[depth].len());
-                gathered(cpu, head, query, &tokens[depth], &mut scores);
-                let candidates: Vec<(u32, f32)> = block.shortlists[depth]
-                    .iter()
-                    .zip(&scores[..])
-                    .map(|(&(token, logit), score)| (token, logit + score))
-                    .collect();
-                let ranked = growth.rank(&candidates, depth + 1);
-                for (token, edge) in ranked.into_iter().take(CHILDREN) {
-                    let child = pool.push(node, token, edge);
-                    expanded.push(Expanded { path: path.clone() });
-                    if depth + 1 < block.shortlists.len() {
-                        frontier.push(child);
-                    }
-                }
+            let scores = depths
+                .into_iter()
+                .zip(queries.chunks_exact(hidden_size))
+                .map(|(depth, query)| {
+                    let mut scores = vec![0.0; tokens[depth].len()];
+                    gathered(cpu, head, query, &tokens[depth], &mut scores);
+                    scores
+                })
+                .collect();
+            Ok::<Vec<Vec<f32>>, Error>(scores)
+        };
+        let favourites = growing.favourites();
+        let chain = (0..).zip(std::iter::once(&growth.root).chain(&favourites));
+        let chain = chain.map(|(depth, &token)| WeaveNode {
+            token,
+            ancestors: (0..depth).collect(),
+        });
+        let scores = expand(chain.collect())?;
+        let mut slots = scores.len() as u32;
+        let mut node = growing.frontier.pop();
+        for (depth, scores) in scores.iter().enumerate() {
+            let Some(parent) = node else { break };
+            let favourite = favourites.get(depth).copied();
+            node = growing.add(parent, depth as u32, scores, favourite);
+        }
+        while slots < 2 * growth.nodes as u32 {
+            let now = growing.next();
+            if now.is_empty() {
+                break;
+            }
+            let nodes = now.iter().map(|&node| WeaveNode {
+                token: growing.pool.token(node),
+                ancestors: growing.paths[node].clone(),
+            });
+            for (node, scores) in now.iter().zip(expand(nodes.collect())?) {
+                growing.add(*node, slots, &scores, None);
+                slots += 1;
             }
         }
-        let mut draft = pool.best(growth.nodes);
-        let worth = draft
-            .log_chances
-            .partition_point(|&chance| chance >= growth.least);
-        draft.truncate(worth);
-        Ok(draft)
+        Ok(growing.finish())
     }
 
     fn judged(&mut self, _: &Draft, path: &[usize], milliseconds: f64) {
