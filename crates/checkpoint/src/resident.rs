@@ -15,7 +15,7 @@ use crate::shards::Shards;
 /// Tensors start at multiples of this, a cache line.
 const LINE: usize = 64;
 /// Smaller models gain nothing.
-const SMALLEST: usize = 4 << 20;
+const SMALLEST: usize = 1 << 20;
 
 /// The packed matrices of a directory, for a network that runs: in huge pages where they can be had.
 pub(crate) struct Resident {
