@@ -132,6 +132,11 @@ impl Drafter {
         &self.kind
     }
 
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> u64 {
+        self.shards.infos().map(|info| info.bytes).sum()
+    }
+
     /// Its directory.
     pub fn path(&self) -> &Path {
         self.reads.path()

@@ -36,7 +36,7 @@ fn tree_nodes(text: &str) -> Result<usize, String> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Draft {
-    /// The best drafter that is there, lookup otherwise
+    /// The model's own dflash/ and weaver/, else its prediction head, else lookup
     Auto,
     /// A DFlash network
     Dflash,

@@ -5,20 +5,33 @@ use crate::default_model::model_path;
 use crate::failure::Failure;
 use crate::panel::bytes;
 use kozue_checkpoint::description::{Family, Mixer, ModelConfig, RopeScaling};
-use kozue_checkpoint::{Checkpoint, Description, InMemory, TensorInfo};
+use kozue_checkpoint::{Checkpoint, Description, Drafter, DrafterKind, InMemory, TensorInfo};
+use kozue_engine::speculation::drafter_folders;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::path::Path;
 
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let path = model_path(args.model.as_deref())?;
-    let checkpoint = Checkpoint::open(&path).map_err(Failure::failed)?;
-    let view = View::new(&checkpoint, args);
-    let text = if args.json {
-        format!("{}\n", view.json())
+    let text = if is_drafter(&path) {
+        let drafter = Drafter::open(&path).map_err(Failure::failed)?;
+        match args.json {
+            true => format!("{}\n", drafter_json(&drafter)),
+            false => format!("{:<20} {}\n", "drafter", drafter_text(&drafter)),
+        }
     } else {
-        view.text()
+        let checkpoint = Checkpoint::open(&path).map_err(Failure::failed)?;
+        let drafters = drafter_folders(&path)
+            .iter()
+            .map(|folder| Drafter::open(folder).map_err(Failure::failed))
+            .collect::<Result<_, _>>()?;
+        let view = View::new(&checkpoint, drafters, args);
+        match args.json {
+            true => format!("{}\n", view.json()),
+            false => view.text(),
+        }
     };
     io::stdout()
         .lock()
@@ -26,8 +39,66 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
         .map_err(Failure::output)
 }
 
+/// Whether a directory holds a drafter and not a model.
+fn is_drafter(path: &Path) -> bool {
+    let config = std::fs::read(path.join("config.json")).unwrap_or_default();
+    serde_json::from_slice::<Value>(&config)
+        .is_ok_and(|config| config.get("dflash_config").is_some() || config.get("d_rank").is_some())
+}
+
+fn drafter_text(drafter: &Drafter) -> String {
+    let (name, layers, width, rest) = match drafter.kind() {
+        DrafterKind::DFlash(config) => (
+            "DFlash",
+            config.shape.layers.len(),
+            config.shape.hidden_size,
+            format!(
+                "blocks of {}, reads the target's layers {:?}",
+                config.block, config.taps
+            ),
+        ),
+        DrafterKind::Weaver(config) => (
+            "Weaver",
+            config.layers,
+            config.rank,
+            format!(
+                "{} candidates at up to {} positions, for a target of width {}",
+                config.candidates, config.depth, config.hidden_size
+            ),
+        ),
+    };
+    let s = if layers == 1 { "" } else { "s" };
+    format!(
+        "{name}, {layers} layer{s} of {width}, {}, {rest}",
+        bytes(drafter.bytes())
+    )
+}
+
+fn drafter_json(drafter: &Drafter) -> Value {
+    let mut object = match drafter.kind() {
+        DrafterKind::DFlash(config) => json!({
+            "drafter": "dflash",
+            "layers": config.shape.layers.len(),
+            "hidden_size": config.shape.hidden_size,
+            "block_size": config.block,
+            "target_layer_ids": config.taps,
+        }),
+        DrafterKind::Weaver(config) => json!({
+            "drafter": "weaver",
+            "layers": config.layers,
+            "hidden_size": config.hidden_size,
+            "rank": config.rank,
+            "candidates": config.candidates,
+            "depth": config.depth,
+        }),
+    };
+    object["weight_bytes"] = json!(drafter.bytes());
+    object
+}
+
 struct View<'a> {
     description: &'a Description,
+    drafters: Vec<Drafter>,
     tensors: Vec<&'a TensorInfo>,
     list_tensors: bool,
     /// (tokens, bytes that a sequence of this length holds)
@@ -39,7 +110,7 @@ struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    fn new(checkpoint: &'a Checkpoint, args: &InspectArgs) -> View<'a> {
+    fn new(checkpoint: &'a Checkpoint, drafters: Vec<Drafter>, args: &InspectArgs) -> View<'a> {
         let description = checkpoint.description();
         let config = &description.config;
         let tensors = checkpoint.tensors();
@@ -59,6 +130,7 @@ impl<'a> View<'a> {
         }
         View {
             description,
+            drafters,
             list_tensors: args.tensors,
             contexts: lengths
                 .iter()
@@ -137,6 +209,9 @@ impl<'a> View<'a> {
                 "",
                 "converted at load: kozue run says how much is lost".into(),
             );
+        }
+        for drafter in &self.drafters {
+            line("drafter", drafter_text(drafter));
         }
         for &(length, sequence) in &self.contexts {
             let beyond = if length > config.max_position {
@@ -218,6 +293,7 @@ impl<'a> View<'a> {
             "weight_bytes": self.weight_bytes,
             "weight_memory_bytes": self.memory_bytes,
             "bits_per_weight": self.bits_per_weight(),
+            "drafters": self.drafters.iter().map(drafter_json).collect::<Vec<_>>(),
             "memory": self.contexts.iter().map(|(tokens, sequence)| json!({
                 "context": tokens,
                 "sequence_bytes": sequence,

@@ -69,11 +69,12 @@ fn lines(answer: &Answer, seed: Option<u64>) -> Vec<(&'static str, String)> {
         (
             "tokens per pass",
             format!(
-                "{}, {} passes",
+                "{}, {} pass{}",
                 stats
                     .tokens_per_forward_pass
                     .map_or("-".into(), |x| format!("{x:.2}")),
-                stats.forward_passes
+                stats.forward_passes,
+                if stats.forward_passes == 1 { "" } else { "es" }
             ),
         ),
         ("drafts", drafts(answer)),

@@ -42,13 +42,19 @@ pub fn run(args: &TraceArgs) -> Result<(), Failure> {
         &loaded.description().name,
     );
     write(&args.output, &page)?;
-    eprintln!(
-        "{} trees of {} passes in {}",
-        answer.trace.len(),
-        answer.stats.forward_passes,
-        args.output.display()
-    );
+    eprintln!("{}, in {}", told(&answer), args.output.display());
     Ok(())
+}
+
+/// How many trees there were; that there were none is no mistake, but wants a word.
+fn told(answer: &Answer) -> String {
+    let passes = answer.stats.forward_passes;
+    match answer.trace.len() {
+        0 => format!(
+            "no trees: nothing was drafted in {passes} passes (--draft says what drafts, --tree-budget how much)"
+        ),
+        trees => format!("{trees} trees of {passes} passes"),
+    }
 }
 
 /// Writes to a temporary name beside the file, so that a page is whole or not there.
@@ -66,7 +72,7 @@ fn write(path: &Path, page: &str) -> Result<(), Failure> {
 
 fn page(answer: &Answer, tokenizer: &Tokenizer, prompt: &str, model: &str) -> String {
     let mut page = format!(
-        "<!doctype html><meta charset=\"utf-8\"><title>Draft trees</title>\n<style>{STYLE}</style>\n<h1>{}</h1>\n<p>{}: {} tokens in {} passes</p>\n",
+        "<!doctype html><meta charset=\"utf-8\"><title>Draft trees</title>\n<style>{STYLE}</style>\n<h1>{}</h1>\n<p>{}: {} tokens in {} passes</p>\n{LEGEND}\n",
         escaped(prompt),
         escaped(model),
         answer.token_ids.len(),
@@ -86,8 +92,15 @@ fn page(answer: &Answer, tokenizer: &Tokenizer, prompt: &str, model: &str) -> St
     page
 }
 
+/// What the colours mean.
+const LEGEND: &str = "<p class=\"legend\"><b class=\"accepted\">accepted</b> <b>drafted, not accepted</b> \
+<b class=\"next\">drawn by the model after the last accepted token</b>; depth goes to the right, each tree begins \
+with the newest token</p>";
+
 const STYLE: &str = "body{font:14px system-ui,sans-serif;margin:2em;background:#fff;color:#222}\
 h2{font-size:13px;font-weight:500;margin:1.4em 0 .3em;color:#666}\
+.legend b{font-weight:400;border:1px solid #bbb;background:#f3f3f3;color:#444;padding:1px 6px}\
+.legend b.accepted{background:#d7f0dd;border-color:#2a8a4a}.legend b.next{background:#fff3d6;border-color:#c08a1e}\
 svg{font:11px ui-monospace,monospace;max-width:100%}\
 rect{fill:#f3f3f3;stroke:#bbb}path{stroke:#bbb;fill:none}text{fill:#444}\
 .accepted rect{fill:#d7f0dd;stroke:#2a8a4a}.accepted text{fill:#124}path.accepted{stroke:#2a8a4a;stroke-width:2}\

@@ -221,7 +221,25 @@ fn prompts_that_do_not_fit_are_counted() {
     let model = tiny("llama");
     let long = "word ".repeat(3000);
     let output = run(&["run", model.to_str().unwrap(), &long]);
-    fails(&output, 1, &["the context holds 1024", "--ctx"]);
+    fails(&output, 1, &["the context holds 1024", "made for no more"]);
+    let output = run(&["run", model.to_str().unwrap(), "--ctx", "500", &long]);
+    fails(
+        &output,
+        1,
+        &["the context holds 500", "raise --ctx", "1024"],
+    );
+}
+
+#[test]
+fn a_drafter_that_would_not_be_used_is_an_error() {
+    let model = tiny("llama");
+    let model = model.to_str().unwrap();
+    for draft in ["lookup", "none", "mtp"] {
+        let args = ["run", model, "x", "--draft", draft, "--draft-model", "/no"];
+        fails(&run(&args), 1, &[draft, "--draft-model /no", "leave"]);
+    }
+    let args = ["bench", model, "--drafts", "-n", "1"];
+    fails(&run(&args), 2, &["-n at least 2"]);
 }
 
 #[test]

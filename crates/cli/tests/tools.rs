@@ -42,6 +42,36 @@ fn inspect_shows_shapes_and_memory() {
 }
 
 #[test]
+fn inspect_tells_drafters_from_models_and_shows_a_models_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let drafters = tiny("../drafters");
+    let dflash = drafters.join("dflash-qwen3_5");
+    let shown = json(&run(&["inspect", dflash.to_str().unwrap(), "--json"]));
+    assert_eq!(shown["drafter"], "dflash");
+    assert!(shown["weight_bytes"].as_u64().unwrap() > 0);
+    let weaver = drafters.join("weaver-rotary");
+    let text = run(&["inspect", weaver.to_str().unwrap()]);
+    assert!(stdout(&text).starts_with("drafter              Weaver, "));
+
+    let copy = |from: &std::path::Path, to: std::path::PathBuf| {
+        std::fs::create_dir_all(&to).unwrap();
+        for entry in std::fs::read_dir(from).unwrap() {
+            let path = entry.unwrap().path();
+            std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    };
+    copy(&tiny("qwen3_5"), folder.path().to_path_buf());
+    copy(&dflash, folder.path().join("dflash"));
+    let shown = json(&run(&[
+        "inspect",
+        folder.path().to_str().unwrap(),
+        "--json",
+    ]));
+    assert_eq!(shown["architecture"], "Qwen3.5");
+    assert_eq!(shown["drafters"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn a_quantised_model_runs_and_inspects() {
     let folder = tempfile::tempdir().unwrap();
     for (size, bits) in [("M", 4.0..12.0), ("l", 8.0..16.0)] {

@@ -61,7 +61,12 @@ pub enum Error {
     EmptyPrompt,
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {prompt} tokens, but the context holds {context}: shorten the prompt or raise --ctx (the model was made for {model})"
+        "the prompt has {prompt} tokens, but the context holds {context}: {}",
+        if context < model {
+            format!("shorten the prompt or raise --ctx (the model was made for {model})")
+        } else {
+            "shorten the prompt (the model was made for no more)".to_string()
+        }
     )]
     PromptTooLong {
         /// Tokens in the prompt.

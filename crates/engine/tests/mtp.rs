@@ -88,6 +88,23 @@ fn the_head_never_changes_an_answer() {
 }
 
 #[test]
+fn the_best_that_is_there_drafts_where_nothing_is_asked_for() {
+    let auto = SpeculationOptions {
+        budget: Some(4),
+        ..SpeculationOptions::default()
+    };
+    for (name, kind) in [
+        ("qwen3_5-multimodal", DraftKind::Mtp),
+        ("qwen3_5", DraftKind::Lookup),
+    ] {
+        let path = tiny(name);
+        let mut loaded = Loaded::open(&path, Cpu::new(Some(1)), KvType::F16).unwrap();
+        loaded.speculate(&path, &auto).unwrap();
+        assert_eq!(loaded.draft_kind(), kind, "{name}");
+    }
+}
+
+#[test]
 fn a_model_without_the_head_is_told_so() {
     let path = tiny("qwen3_5");
     let mut loaded = Loaded::open(&path, Cpu::new(Some(1)), KvType::F16).unwrap();

@@ -22,6 +22,10 @@ use crate::model::{norm_weight, projection};
 use crate::pass::{Rows, Span};
 use crate::{Error, Model};
 
+/// A tensor that every head has, and one that heads of several layers have.
+const FC: &str = "mtp.fc.weight";
+const SECOND_LAYER: &str = "mtp.layers.1.input_layernorm.weight";
+
 /// Rows taken in together; bits do not depend on it.
 const ROWS: usize = 512;
 
@@ -71,15 +75,20 @@ impl MtpState {
 }
 
 impl Mtp {
+    /// Whether a checkpoint has a head of the one kind that is known.
+    pub fn is_in(checkpoint: &Checkpoint) -> bool {
+        checkpoint.holds(FC) && !checkpoint.holds(SECOND_LAYER)
+    }
+
     /// Reads the head out of the target's checkpoint; nothing where that has none.
     ///
     /// # Errors
     /// If a tensor of it is missing or misshapen, or it has more than the one layer that is known.
     pub fn load(checkpoint: &Checkpoint, target: &Model) -> Result<Option<Self>, Error> {
-        if !checkpoint.holds("mtp.fc.weight") {
+        if !checkpoint.holds(FC) {
             return Ok(None);
         }
-        if checkpoint.holds("mtp.layers.1.input_layernorm.weight") {
+        if checkpoint.holds(SECOND_LAYER) {
             return Err(Error::Layer {
                 name: "mtp.layers.1".to_string(),
                 reason: "a multi-token prediction head of several layers is not supported".into(),

@@ -64,6 +64,11 @@ pub fn run(args: &BenchArgs, path: &Path, loaded: &mut Loaded) -> Result<(), Fai
         .iter()
         .map(|_| prompts.iter().map(|_| Vec::new()).collect())
         .collect();
+    if args.max_tokens < 2 {
+        return Err(Failure::Usage(
+            "the first token comes from the prompt's pass: give -n at least 2".into(),
+        ));
+    }
     for (index, prompt) in prompts.iter().enumerate() {
         progress(&format!("prompt {} of {}", index + 1, prompts.len()));
         let request = request(args, loaded, &prompt.prompt)?;
@@ -144,9 +149,13 @@ fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, Failure> {
 fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Failure> {
     let mut ways = Vec::new();
     let mut add = |name: &str, kind: Option<DraftKind>, budget, width| -> Result<(), Failure> {
+        let named = !matches!(
+            kind,
+            Some(DraftKind::None | DraftKind::Lookup | DraftKind::Mtp)
+        );
         let options = SpeculationOptions {
             kind,
-            path: args.draft.draft_model.clone(),
+            path: args.draft.draft_model.clone().filter(|_| named),
             budget,
             width,
             tables: table::default_folder(),
@@ -160,12 +169,17 @@ fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Fail
     };
     add("none", Some(DraftKind::None), None, None)?;
     add("lookup", Some(DraftKind::Lookup), None, None)?;
-    let best = Speculation::available(args.draft.draft_model.as_deref(), path);
-    let networks: &[DraftKind] = match best {
+    let best = SpeculationOptions {
+        path: args.draft.draft_model.clone(),
+        budget: Some(2),
+        ..SpeculationOptions::default()
+    };
+    let networks: &[DraftKind] = match Speculation::open(&best, path, loaded)?.kind() {
         DraftKind::Weaver => &[DraftKind::Dflash, DraftKind::Weaver],
         DraftKind::Dflash => &[DraftKind::Dflash],
         DraftKind::Model => &[DraftKind::Model],
-        _ => &[],
+        DraftKind::Mtp => &[DraftKind::Mtp],
+        DraftKind::Lookup | DraftKind::None => &[],
     };
     for &kind in networks {
         let chains = kind != DraftKind::Weaver;

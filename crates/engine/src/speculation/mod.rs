@@ -22,7 +22,7 @@ pub use draft::Draft;
 pub use drafter::{Drafter, Growth, Read};
 pub use kind::DraftKind;
 pub use lookup::Lookup;
-pub use open::{Speculation, SpeculationOptions, Speculator};
+pub use open::{Speculation, SpeculationOptions, Speculator, drafter_folders};
 pub use pace::Pace;
 pub(crate) use stats::SpeculationCounts;
 pub use stats::SpeculationStats;

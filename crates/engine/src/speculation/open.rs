@@ -81,7 +81,7 @@ impl Speculation {
         model_path: &Path,
         target: &Loaded,
     ) -> Result<Speculation, Error> {
-        let networks = networks(options, model_path, target)?;
+        let networks = load(Found::of(options, model_path)?, model_path, target)?;
         // A tree of one node is plain decoding.
         if matches!(networks, Networks::None) || options.budget == Some(1) {
             return Ok(Speculation::none());
@@ -96,19 +96,6 @@ impl Speculation {
             budget: options.budget,
             width: options.width.unwrap_or(usize::MAX).max(1),
         })
-    }
-
-    /// The best drafter that is there, in the folder given or in the model's own.
-    pub fn available(path: Option<&Path>, model_path: &Path) -> DraftKind {
-        let folder = path.unwrap_or(model_path);
-        let has = |name| drafter_folder(folder, name).join("config.json").exists();
-        match (has(DFLASH), has(WEAVER), path) {
-            (true, true, _) => DraftKind::Weaver,
-            (true, false, _) => DraftKind::Dflash,
-            (false, _, Some(path)) if is_dflash(path) => DraftKind::Dflash,
-            (false, _, Some(_)) => DraftKind::Model,
-            (false, _, None) => DraftKind::Lookup,
-        }
     }
 
     /// What drafts.
@@ -154,67 +141,115 @@ fn costs(tables: Option<&Path>, target: &Loaded) -> Result<RowCosts, Error> {
     Ok(costs)
 }
 
-fn networks(
-    options: &SpeculationOptions,
-    model_path: &Path,
-    target: &Loaded,
-) -> Result<Networks, Error> {
-    let folder = options.path.as_deref().unwrap_or(model_path);
-    let dflash = drafter_folder(folder, DFLASH);
-    let weaver = drafter_folder(folder, WEAVER);
-    let has_dflash = dflash.join("config.json").exists();
-    let has_weaver = weaver.join("config.json").exists();
-    let kind = options
-        .kind
-        .unwrap_or_else(|| Speculation::available(options.path.as_deref(), model_path));
-    let missing = |what: &str, folder: &Path| {
-        Error::Draft(format!(
-            "there is no {what} in {}: give its folder with --draft-model",
-            folder.display()
-        ))
-    };
-    let load_dflash = || -> Result<Box<DFlash>, Error> {
-        let folder = match (&options.path, has_dflash) {
-            (Some(path), false) => path.as_path(),
-            (None, false) => return Err(missing("DFlash drafter", &dflash)),
-            _ => dflash.as_path(),
+/// What the options come down to, with the folders of its networks.
+enum Found {
+    None,
+    Lookup,
+    Dflash(PathBuf),
+    Weaver { dflash: PathBuf, weaver: PathBuf },
+    Model(PathBuf),
+    Mtp,
+}
+
+impl Found {
+    fn of(options: &SpeculationOptions, model_path: &Path) -> Result<Found, Error> {
+        let named = options.path.as_deref();
+        let folder = named.unwrap_or(model_path);
+        let inside = |name| {
+            let folder = drafter_folder(folder, name);
+            folder.join("config.json").exists().then_some(folder)
         };
-        let files = DrafterFiles::open(folder).map_err(Error::draft)?;
-        let network = DFlash::load(&files, target.model.model()).map_err(Error::draft)?;
-        Ok(Box::new(network))
-    };
-    Ok(match kind {
-        DraftKind::None => Networks::None,
-        DraftKind::Lookup => Networks::Lookup,
-        DraftKind::Dflash => Networks::Dflash(load_dflash()?),
-        DraftKind::Weaver => {
-            if !has_weaver {
-                return Err(missing("Weaver", &weaver));
-            }
-            let files = DrafterFiles::open(&weaver).map_err(Error::draft)?;
-            let weaver = Weaver::load(&files, target.model.model()).map_err(Error::draft)?;
-            Networks::Weaver(load_dflash()?, Box::new(weaver))
+        // A folder that is named may be the network's own.
+        let dflash =
+            inside(DFLASH).or_else(|| named.filter(|path| is_dflash(path)).map(Path::to_path_buf));
+        let missing = |what: &str, name: &str| {
+            Error::Draft(format!(
+                "there is no {what} in {}: give its folder with --draft-model",
+                drafter_folder(folder, name).display()
+            ))
+        };
+        let weaver = inside(WEAVER);
+        let Some(kind) = options.kind else {
+            return Ok(match (dflash, weaver, named) {
+                (Some(dflash), Some(weaver), _) => Found::Weaver { dflash, weaver },
+                (Some(dflash), None, _) => Found::Dflash(dflash),
+                (None, _, Some(path)) => Found::Model(path.to_path_buf()),
+                (None, _, None) if Mtp::is_in(&open(model_path)?) => Found::Mtp,
+                (None, _, None) => Found::Lookup,
+            });
+        };
+        if let (DraftKind::None | DraftKind::Lookup | DraftKind::Mtp, Some(path)) = (kind, named) {
+            return Err(Error::Draft(format!(
+                "--draft {kind} uses no other model: leave --draft-model {} out, or choose another --draft",
+                path.display()
+            )));
         }
-        DraftKind::Mtp => {
-            let files = Checkpoint::open(model_path).map_err(Error::draft)?;
-            let head = Mtp::load(&files, target.model.model()).map_err(Error::draft)?;
+        Ok(match kind {
+            DraftKind::None => Found::None,
+            DraftKind::Lookup => Found::Lookup,
+            DraftKind::Mtp => Found::Mtp,
+            DraftKind::Dflash => {
+                Found::Dflash(dflash.ok_or_else(|| missing("DFlash drafter", DFLASH))?)
+            }
+            DraftKind::Weaver => Found::Weaver {
+                weaver: weaver.ok_or_else(|| missing("Weaver", WEAVER))?,
+                dflash: dflash.ok_or_else(|| missing("DFlash drafter", DFLASH))?,
+            },
+            DraftKind::Model => Found::Model(
+                named
+                    .ok_or_else(|| {
+                        Error::Draft(
+                            "a smaller model drafts: give it with --draft-model".to_string(),
+                        )
+                    })?
+                    .to_path_buf(),
+            ),
+        })
+    }
+}
+
+fn open(path: &Path) -> Result<Checkpoint, Error> {
+    Checkpoint::open(path).map_err(Error::draft)
+}
+
+fn load(found: Found, model_path: &Path, target: &Loaded) -> Result<Networks, Error> {
+    let model = target.model.model();
+    let files = |folder: &Path| DrafterFiles::open(folder).map_err(Error::draft);
+    let dflash = |folder: &Path| DFlash::load(&files(folder)?, model).map_err(Error::draft);
+    Ok(match found {
+        Found::None => Networks::None,
+        Found::Lookup => Networks::Lookup,
+        Found::Dflash(folder) => Networks::Dflash(Box::new(dflash(&folder)?)),
+        Found::Weaver {
+            dflash: folder,
+            weaver,
+        } => {
+            let weaver = Weaver::load(&files(&weaver)?, model).map_err(Error::draft)?;
+            Networks::Weaver(Box::new(dflash(&folder)?), Box::new(weaver))
+        }
+        Found::Mtp => {
+            let head = Mtp::load(&open(model_path)?, model).map_err(Error::draft)?;
             let none = || {
                 let path = model_path.display();
                 Error::Draft(format!("{path} has no multi-token prediction head"))
             };
             Networks::Mtp(Box::new(head.ok_or_else(none)?))
         }
-        DraftKind::Model => {
-            let Some(path) = &options.path else {
-                return Err(Error::Draft(
-                    "a smaller model drafts: give it with --draft-model".to_string(),
-                ));
-            };
-            let smaller = target.beside(path)?;
-            check_vocabulary(&smaller, target, path)?;
+        Found::Model(path) => {
+            let smaller = target.beside(&path)?;
+            check_vocabulary(&smaller, target, &path)?;
             Networks::Model(Box::new(smaller))
         }
     })
+}
+
+/// The folders of drafters that a model brings along.
+pub fn drafter_folders(model: &Path) -> Vec<PathBuf> {
+    [DFLASH, WEAVER]
+        .into_iter()
+        .map(|name| drafter_folder(model, name))
+        .filter(|folder| folder.join("config.json").exists())
+        .collect()
 }
 
 /// A drafter's folder: inside a model's folder, or beside a model that is one file.

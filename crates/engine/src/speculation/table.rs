@@ -38,8 +38,9 @@ struct Subject {
 pub fn default_folder() -> Option<PathBuf> {
     let named = |name: &str| {
         std::env::var_os(name)
-            .filter(|value| !value.is_empty())
             .map(PathBuf::from)
+            // By the XDG base directory specification a relative path is to be ignored.
+            .filter(|path| path.is_absolute())
     };
     let cache = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")))?;
     Some(cache.join("kozue").join("rows"))
