@@ -19,6 +19,7 @@ from kozue_train.packed import load_weights
 
 GENERATION = {"do_sample": True, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "eos_token_id": [2, 0], "pad_token_id": 0}
 F32_KEPT = ("A_log", "dt_bias")
+BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 
 
 def bf16_state(model: nn.Module) -> dict[str, Tensor]:
@@ -32,6 +33,13 @@ def save_hf(model: Target, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(model.config.to_hf(), indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(GENERATION, indent=2) + "\n")
     save_file(bf16_state(model), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def copy_beside(folder: Path, out: Path) -> None:
+    """Copies what a model needs beside its weights, as far as it is there."""
+    for name in BESIDE:
+        if (folder / name).exists():
+            (out / name).write_bytes((folder / name).read_bytes())
 
 
 def load_hf(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Target:

@@ -40,7 +40,7 @@ def _target(a: argparse.Namespace) -> None:
 def _generate(a: argparse.Namespace) -> None:
     from kozue_train.stages.generate import GenerateOptions, run
 
-    run(GenerateOptions(target=a.target, prompts=a.prompts, out=a.out, new_tokens=a.new_tokens, batch=a.batch, per_category=a.per_category, part=a.part, parts=a.parts,
+    run(GenerateOptions(target=a.target, prompts=a.prompts, out=a.out, new_tokens=a.new_tokens, batch=a.batch, categories=tuple(filter(None, a.categories.split(","))), per_category=a.per_category, part=a.part, parts=a.parts,
                         temperatures=tuple(map(float, a.temperatures.split(","))), stops=tuple(map(int, a.stops.split(","))), device=a.device, seconds=a.seconds, dtype=a.dtype))
 
 
@@ -68,6 +68,12 @@ def _import_gguf(a: argparse.Namespace) -> None:
     from kozue_train.stages.import_gguf import run
 
     run(a.file, a.out, tokenizer=not a.no_tokenizer)
+
+
+def _unpack(a: argparse.Namespace) -> None:
+    from kozue_train.stages.unpack import run
+
+    run(a.folder, a.out)
 
 
 def _plot(a: argparse.Namespace) -> None:
@@ -128,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True, help="texts file to write (.npz)")
     for name, number in (("new-tokens", 220), ("batch", 2048), ("per-category", 0), ("part", 0), ("parts", 1)):
         p.add_argument(f"--{name}", type=int, default=number)
+    p.add_argument("--categories", default="", help="only these, with commas between: a batch lasts as long as its longest answer, so short kinds go apart")
     p.add_argument("--temperatures", default="0,0,0.7,1")
     p.add_argument("--stops", default="0,2", help="token ids that end an answer")
     p.add_argument("--seconds", type=float, default=1e9)
@@ -187,6 +194,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("out", type=Path)
     p.add_argument("--no-tokenizer", action="store_true", help="weights and configuration only")
     p.set_defaults(run=_import_gguf)
+
+    p = sub.add_parser("unpack", help="a packed folder (size M or L) -> a transformers folder in bfloat16")
+    p.add_argument("folder", type=Path)
+    p.add_argument("out", type=Path)
+    p.set_defaults(run=_unpack)
 
     p = sub.add_parser("check-device", help="compare the fast kernels with plain PyTorch on this GPU and time them")
     p.add_argument("--rows", type=int, default=16)

@@ -135,5 +135,7 @@ def test_prompts_of_any_chat_model(data: Path, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     save_questions(data, data / "tokenizer", tmp_path, 5)
     made = json.loads((tmp_path / "prompts.train.json").read_text())
-    assert {k: len(v) for k, v in made.items()} == {"code": 5, "maths": 5, "chat": 5, "prose": 5}
+    held = json.loads((tmp_path / "prompts.eval.json").read_text())
+    assert set(made) == {"code", "maths", "chat", "prose"} and all(len(v) <= 5 for v in made.values()) and all(len(v) == 256 for v in held.values())
+    assert not any(set(made[k]) & set(held.get(k, [])) for k in made) and made["chat"]
     assert all(t.startswith("<|im_start|>user\n") and t.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n") for ts in made.values() for t in ts)

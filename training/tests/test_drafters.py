@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -182,6 +183,10 @@ def test_generation_stage_keeps_prompts_and_answers_apart(data: Path, tmp_path: 
     assert [r.tolist() for r in made.rows] == [r.tolist() for r in again.rows]
     asked = {tuple(tok.encode(p).ids) for ps in prompts.values() for p in ps[:2]}
     assert all(tuple(r[:s].tolist()) in asked and 4 <= len(r) - s <= 6 for r, s in zip(again.rows, again.starts))
+    only = generate.GenerateOptions(target=tmp_path / "m", prompts=data / "prompts.eval.json", out=tmp_path / "c.npz", new_tokens=6, per_category=2, categories=("chat",), device="cpu")
+    assert set(generate.run(only).categories) == {"chat"}
+    with pytest.raises(ValueError, match="no category letters; it has code, maths"):
+        generate.run(dataclasses.replace(only, categories=("letters",)))
     assert isinstance(Features(torch.zeros(1), torch.zeros(1)), Features) and load_dflash is not None
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from kozue_train import quantise
 from kozue_train.packed import load_weights, unpack
-from safetensors.torch import save_file
+from kozue_train.stages import unpack as unpack_stage
+from safetensors.torch import load_file, save_file
 
 
 @pytest.mark.parametrize(("bits", "zero", "group"), [(8, "symmetric", 64), (4, "point", 64), (4, "min", 32)])
@@ -41,7 +42,8 @@ def test_each_code_is_found_where_it_was_put(bits: int, zero: str, group: int) -
     assert got.shape == (n, k)
 
 
-def test_rotation_is_undone(tmp_path: Path) -> None:
+def packed_folder(folder: Path) -> torch.Tensor:
+    """A packed folder of one rotated 8-bit matrix `a.weight` and a vector `b`; returns the matrix before packing."""
     w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     rotated = quantise.rotate(w)
     scale, _ = quantise.fit(rotated.unflatten(-1, (-1, 64)), 8)
@@ -50,10 +52,29 @@ def test_rotation_is_undone(tmp_path: Path) -> None:
     form = json.dumps({"shape": [64, 64], "bits": 8, "group": 64, "zero": "symmetric", "signs": "hadamard.64"})
     save_file(
         {"a.weight": torch.frombuffer(bytearray(data), dtype=torch.uint8), "b": torch.ones(3), "hadamard.64": quantise.signs(64).to(torch.int8)},
-        tmp_path / "model.safetensors", metadata={"format": "kozue", "a.weight": form},
+        folder / "model.safetensors", metadata={"format": "kozue", "a.weight": form},
     )
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "kozue": {"size": "L"}}))
+    (folder / "tokenizer.json").write_text("{}")
+    return w
+
+
+def test_rotation_is_undone(tmp_path: Path) -> None:
+    w = packed_folder(tmp_path)
     got = load_weights(tmp_path)
     assert set(got) == {"a.weight", "b"}
     assert (got["a.weight"] - w).norm() / w.norm() < 0.008
     with pytest.raises(FileNotFoundError, match="give a folder"):
         load_weights(tmp_path / "none")
+
+
+def test_a_packed_folder_becomes_a_transformers_folder(tmp_path: Path) -> None:
+    w = packed_folder(tmp_path)
+    unpack_stage.run(tmp_path, tmp_path / "out")
+    got = load_file(tmp_path / "out" / "model.safetensors")
+    assert set(got) == {"a.weight", "b"} and got["a.weight"].dtype is torch.bfloat16
+    assert (got["a.weight"].float() - w).norm() / w.norm() < 0.008
+    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "llama"}
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    with pytest.raises(ValueError, match="not packed"):
+        unpack_stage.run(tmp_path / "out", tmp_path / "again")

@@ -279,6 +279,7 @@ def save_prompts(out: Path, tasks: list[Task], sources: Sources, count: int) -> 
     """Prompts (up to the answer) for the target's own generations, by category, and held-out ones for evaluation."""
     found = sources.exercises
     state: dict[str, object] = {"pool": Pool(tasks), "exercises": found, "talks": sources.conversations}
+    kept: dict[str, dict[str, list[str]]] = {}
     for split, seed, n in (("train", 77, count), ("eval", 991, 256)):
         sets: dict[str, list[str]] = {}
         for category, name in (("code", "tasks"), ("maths", "maths"), ("chat", "talk"), ("functions", "exercises")):
@@ -291,7 +292,17 @@ def save_prompts(out: Path, tasks: list[Task], sources: Sources, count: int) -> 
         sets["prose"] = [questions.passage(r, r.choice(prose), 260) for _ in range(n)] if prose else []
         if split == "eval":
             sets["heldout"] = [prompt_text(p.text) for p in heldout.CODE]
-        (out / f"prompts.{split}.json").write_text(json.dumps(sets))
+        kept[split] = sets
+    write_prompts(out, kept["train"], kept["eval"])
+
+
+def write_prompts(out: Path, train: dict[str, list[str]], held_out: dict[str, list[str]]) -> None:
+    """prompts.train.json without any prompt that is in prompts.eval.json (short ones come up in both), and the latter."""
+    for name, asked in train.items():
+        taken = set(held_out.get(name, []))
+        train[name] = [t for t in asked if t not in taken]
+    (out / "prompts.train.json").write_text(json.dumps(train))
+    (out / "prompts.eval.json").write_text(json.dumps(held_out))
 
 
 def prose_texts(sources: Sources, held_out: bool) -> list[str]:
@@ -309,11 +320,12 @@ def save_questions(data: Path, target: Path, out: Path, count: int) -> None:
     dropped = set(json.loads((data / "dropped.json").read_text()))
     pool = Pool([t for t in every_task(DataOptions(raw=data, out=data)) if t.key not in dropped])
     out.mkdir(parents=True, exist_ok=True)
+    kept: dict[str, dict[str, list[str]]] = {}
     for split, seed, n in (("train", 5, count), ("eval", 6, 256)):
         held_out = split == "eval"
         made = questions.question_sets(n, seed, held_out, lambda r: instruct.write_chat(r, pool.draw(r)), sources.exercises, prose_texts(sources, held_out))
-        texts = {
+        kept[split] = {
             name: [tokenizer.apply_chat_template([{"role": "user", "content": q}], tokenize=False, add_generation_prompt=True) for q in asked]
             for name, asked in made.items()
         }
-        (out / f"prompts.{split}.json").write_text(json.dumps(texts))
+    write_prompts(out, kept["train"], kept["eval"])

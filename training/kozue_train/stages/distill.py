@@ -20,7 +20,13 @@ import torch
 from torch import Tensor
 
 from kozue_train.batches import LATE, Mixer, load_sets
-from kozue_train.checkpoint import load_hf, load_resume, save_hf, save_resume
+from kozue_train.checkpoint import (
+    copy_beside,
+    load_hf,
+    load_resume,
+    save_hf,
+    save_resume,
+)
 from kozue_train.log import JsonLog
 from kozue_train.model.qwen3_5 import Target
 from kozue_train.optim import Optimizer, schedule
@@ -140,7 +146,5 @@ def run(options: DistillOptions) -> dict[str, Any]:
     log.write(stage="distill", event="end", **summary, perplexities_and_kl=after)
     save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, spent=spent)
     save_hf(model, options.out / "distilled")
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        if (options.target / name).exists():
-            (options.out / "distilled" / name).write_bytes((options.target / name).read_bytes())
+    copy_beside(options.target, options.out / "distilled")
     return summary

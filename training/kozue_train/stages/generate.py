@@ -53,7 +53,7 @@ class Texts:
 
 @dataclass
 class GenerateOptions:
-    """`per_category` limits the prompts of each category (0: all); `part` of `parts` takes every `parts`-th of them."""
+    """`categories` picks some (none: all), `per_category` limits the prompts of each (0: all); `part` of `parts` takes every `parts`-th."""
 
     target: Path
     prompts: Path
@@ -61,6 +61,7 @@ class GenerateOptions:
     new_tokens: int = 220
     max_prompt: int = 300
     batch: int = 2048
+    categories: tuple[str, ...] = ()
     per_category: int = 0
     part: int = 0
     parts: int = 1
@@ -86,7 +87,12 @@ def run(options: GenerateOptions) -> Texts:
     target = load_frozen(options.target, device, product_dtype(options.dtype, device))
     tok = Tokenizer.from_file(str(options.target / "tokenizer.json"))
     todo: list[tuple[list[int], str, float]] = []
-    for category, prompts in json.loads(options.prompts.read_text()).items():
+    sets = json.loads(options.prompts.read_text())
+    if unknown := sorted(set(options.categories) - set(sets)):
+        raise ValueError(f"{options.prompts}: no category {unknown[0]}; it has {', '.join(sets)}")
+    for category, prompts in sets.items():
+        if options.categories and category not in options.categories:
+            continue
         for i, text in enumerate(prompts[: options.per_category or None]):
             ids = tok.encode(text).ids
             if 1 <= len(ids) <= options.max_prompt and i // len(options.temperatures) % options.parts == options.part:
