@@ -88,6 +88,23 @@ def _check(a: argparse.Namespace) -> None:
     run(a.rows, a.length)
 
 
+def _numbers(p: argparse.ArgumentParser, **defaults: float) -> None:
+    """Options that take a number: an int where the default is one, else a float."""
+    for name, value in defaults.items():
+        p.add_argument("--" + name.replace("_", "-"), type=type(value), default=value)
+
+
+def _loop(p: argparse.ArgumentParser, **defaults: float) -> None:
+    """What every training of a drafter, a Weaver or a distilled target takes; `defaults`: batch, steps and rates."""
+    _numbers(p, seed=0, call_seconds=1e9, planned_seconds=0.0, **defaults)
+
+
+def _machine(p: argparse.ArgumentParser, device: str = "cuda", products: bool = True) -> None:
+    p.add_argument("--device", default=device)
+    if products:
+        p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
+
+
 def parser() -> argparse.ArgumentParser:
     """All stages and their options."""
     top = argparse.ArgumentParser(prog="kozue-train", description="Train Kozue's models: data, target, dflash, weaver, distill, eval.")
@@ -111,12 +128,10 @@ def parser() -> argparse.ArgumentParser:
     p = sub.add_parser("target", help="train kozue-nano")
     p.add_argument("--data", type=Path, required=True)
     p.add_argument("--out", type=Path, required=True)
-    for name, default in (("vocab", 16384), ("hidden", 768), ("ffn", 1792), ("layers", 12), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("linear-heads", 4), ("linear-dim", 128), ("rows", 64), ("length", 1024), ("seed", 0), ("max-steps", 10**9), ("eval-every", 500)):
-        p.add_argument(f"--{name}", type=int, default=default)
-    for name, value in (("planned-seconds", 1200.0), ("call-seconds", 540.0), ("matrix-lr", 3e-3), ("other-lr", 3e-3), ("decay-from", 0.6), ("late-from", 2 / 3)):
-        p.add_argument(f"--{name}", type=float, default=value)
+    _numbers(p, vocab=16384, hidden=768, ffn=1792, layers=12, heads=6, kv_heads=2, head_dim=128, linear_heads=4, linear_dim=128, rows=64, length=1024, seed=0, max_steps=10**9, eval_every=500)
+    _numbers(p, planned_seconds=1200.0, call_seconds=540.0, matrix_lr=3e-3, other_lr=3e-3, decay_from=0.6, late_from=2 / 3)
     p.add_argument("--start-from", type=Path, help="HF folder whose weights to start from")
-    p.add_argument("--device", default="cuda")
+    _machine(p, products=False)
     p.add_argument("--plain", action="store_true", help="no Triton and no compilation")
     p.add_argument("--stable-copy", action="store_true", help="also keep the weights from before the decay")
     p.set_defaults(run=_target)
@@ -132,14 +147,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--target", type=Path, required=True, help="folder of a transformers checkpoint with tokenizer.json")
     p.add_argument("--prompts", type=Path, required=True, help="prompts.train.json or prompts.eval.json of the data stage")
     p.add_argument("--out", type=Path, required=True, help="texts file to write (.npz)")
-    for name, number in (("new-tokens", 220), ("batch", 2048), ("per-category", 0), ("part", 0), ("parts", 1)):
-        p.add_argument(f"--{name}", type=int, default=number)
+    _numbers(p, new_tokens=220, batch=2048, per_category=0, part=0, parts=1, seconds=1e9)
     p.add_argument("--categories", default="", help="only these, with commas between: a batch lasts as long as its longest answer, so short kinds go apart")
     p.add_argument("--temperatures", default="0,0,0.7,1")
     p.add_argument("--stops", default="0,2", help="token ids that end an answer")
-    p.add_argument("--seconds", type=float, default=1e9)
-    p.add_argument("--device", default="cuda")
-    p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
+    _machine(p)
     p.set_defaults(run=_generate)
 
     for stage, text in (("dflash", "train a DFlash drafter"), ("weaver", "train a Weaver on a frozen drafter")):
@@ -147,35 +159,27 @@ def parser() -> argparse.ArgumentParser:
         p.add_argument("--target", type=Path, required=True)
         p.add_argument("--texts", type=Path, required=True)
         p.add_argument("--out", type=Path, required=True)
-        for name, number in (("rows", 64), ("length", 384), ("anchors", 16), ("steps", 4000), ("seed", 0)):
-            p.add_argument(f"--{name}", type=int, default=number)
-        for name, value in (("call-seconds", 1e9), ("planned-seconds", 0.0), ("matrix-lr", 3e-3), ("other-lr", 1e-3), ("gamma", 7.0)):
-            p.add_argument(f"--{name}", type=float, default=value)
-        p.add_argument("--device", default="cuda")
-        p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
-        p.add_argument("--keep-features", action="store_true", help="fixed batches of texts, the target run once on each (small sets, slow machines)")
+        _loop(p, rows=64, length=384, steps=4000, matrix_lr=3e-3, other_lr=1e-3)
+        _numbers(p, anchors=16, gamma=7.0)
         p.add_argument("--bits", type=int, choices=(0, 4, 8), default=0, help="train with the engine's rounding")
+        _machine(p)
+        p.add_argument("--keep-features", action="store_true", help="fixed batches of texts, the target run once on each (small sets, slow machines)")
         p.add_argument("--drafter", type=Path, required=stage == "weaver", help="drafter of the Weaver, or to go on from")
         if stage == "dflash":
-            for name, number in (("layers", 3), ("intermediate", 1024), ("heads", 6), ("kv-heads", 2), ("head-dim", 128), ("taps", 5), ("block", 16), ("mask-id", 5)):
-                p.add_argument(f"--{name}", type=int, default=number)
-            p.add_argument("--rope-theta", type=float, default=10000.0)
+            _numbers(p, layers=3, intermediate=1024, heads=6, kv_heads=2, head_dim=128, taps=5, block=16, mask_id=5, rope_theta=10000.0)
         else:
             p.add_argument("--weaver", type=Path, help="Weaver to go on from")
-            for name, number in (("rank", 384), ("weaver-heads", 3), ("mlp", 768), ("pool", 128)):
-                p.add_argument(f"--{name}", type=int, default=number)
+            _numbers(p, rank=384, weaver_heads=3, mlp=768, pool=128)
             p.add_argument("--mix", type=float, default=0.5, help="share of KL in the loss, the rest is total variation")
         p.set_defaults(run=_drafter)
 
     p = sub.add_parser("distill", help="quantisation-aware distillation of the target")
     for name in ("target", "data", "out"):
         p.add_argument(f"--{name}", type=Path, required=True)
+    _loop(p, rows=16, length=512, steps=1000, matrix_lr=1e-4, other_lr=1e-4)
+    _numbers(p, check_rows=16)
     p.add_argument("--bits", type=int, choices=(4, 8), default=4)
-    for name, number in (("rows", 16), ("length", 512), ("steps", 1000), ("seed", 0), ("check-rows", 16)):
-        p.add_argument(f"--{name}", type=int, default=number)
-    for name, value in (("call-seconds", 1e9), ("planned-seconds", 0.0), ("matrix-lr", 1e-4), ("other-lr", 1e-4)):
-        p.add_argument(f"--{name}", type=float, default=value)
-    p.add_argument("--device", default="cuda")
+    _machine(p, products=False)
     p.set_defaults(run=_distill)
 
     p = sub.add_parser("eval", help="tokens per pass of plain, chain, DDTree and Weaver trees")
@@ -185,8 +189,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--budgets", default="8,16,32,64")
     p.add_argument("--per-category", type=int, default=24)
     p.add_argument("--processes", type=int, default=1, help="processes that share the device, each with some of the categories")
-    p.add_argument("--device", default="cpu")
-    p.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), default="auto", help="type of the products")
+    _machine(p, device="cpu")
     p.set_defaults(run=_eval)
 
     p = sub.add_parser("import-gguf", help="a GGUF of the llama or qwen2 family -> a transformers folder")
@@ -201,8 +204,7 @@ def parser() -> argparse.ArgumentParser:
     p.set_defaults(run=_unpack)
 
     p = sub.add_parser("check-device", help="compare the fast kernels with plain PyTorch on this GPU and time them")
-    p.add_argument("--rows", type=int, default=16)
-    p.add_argument("--length", type=int, default=1024)
+    _numbers(p, rows=16, length=1024)
     p.set_defaults(run=_check)
 
     p = sub.add_parser("plot", help="SVG chart of a JSON lines log")
