@@ -55,6 +55,16 @@ pub enum Draft {
 impl DraftArgs {
     /// Gives a model its drafter.
     pub fn apply(&self, loaded: &mut Loaded, path: &Path) -> Result<(), Failure> {
+        Ok(loaded.speculate(path, &self.options())?)
+    }
+
+    /// Whether anything but a drafter's place is asked for.
+    pub fn is_one_way(&self) -> bool {
+        self.draft != Draft::Auto || self.tree_budget.is_some() || self.tree_width.is_some()
+    }
+
+    /// What is asked for, in the engine's words.
+    pub fn options(&self) -> SpeculationOptions {
         let kind = match self.draft {
             Draft::Auto => None,
             Draft::Dflash => Some(DraftKind::Dflash),
@@ -64,14 +74,13 @@ impl DraftArgs {
             Draft::Lookup => Some(DraftKind::Lookup),
             Draft::None => Some(DraftKind::None),
         };
-        let options = SpeculationOptions {
+        SpeculationOptions {
             kind,
             path: self.draft_model.clone(),
             budget: self.tree_budget,
             width: self.tree_width,
             tables: table::default_folder(),
-        };
-        Ok(loaded.speculate(path, &options)?)
+        }
     }
 }
 
