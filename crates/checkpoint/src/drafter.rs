@@ -19,6 +19,11 @@ use crate::reads::{Reads, Tensors};
 use crate::resident::Resident;
 use crate::shards::Shards;
 
+/// Folder of a DFlash network inside a model's folder.
+pub const DFLASH: &str = "dflash";
+/// Folder of a Weaver inside a model's folder.
+pub const WEAVER: &str = "weaver";
+
 const MAX_BLOCK: usize = 1024;
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 256;

@@ -82,6 +82,12 @@ pub enum Error {
         /// The first of them, in the order of names.
         first: String,
     },
+    /// Files that make no model that is read here.
+    #[error("{what}")]
+    Repository {
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// The caller stopped a conversion.
     #[error("stopped; nothing was written")]
     Stopped,

@@ -19,6 +19,7 @@ mod layout;
 mod mapping;
 mod quantize;
 mod reads;
+mod repository;
 mod resident;
 mod safetensors;
 mod shards;
@@ -33,10 +34,11 @@ use std::path::Path;
 use kozue_kernels::Matrix;
 
 pub use description::Description;
-pub use drafter::{DFlashConfig, DraftMask, Drafter, DrafterKind, WeaverConfig};
+pub use drafter::{DFLASH, DFlashConfig, DraftMask, Drafter, DrafterKind, WEAVER, WeaverConfig};
 pub use error::Error;
 pub use quantize::{Options, Progress, Report, Size, TensorReport, quantize};
 pub use reads::Tensors;
+pub use repository::{RepositoryFiles, repository_files};
 pub use source::{InMemory, Note, TensorInfo};
 
 use config::ConfigFile;

@@ -14,8 +14,8 @@ use crate::layout::MTP;
 use crate::safetensors::{Dtype, Entry, SafetensorsFile};
 use crate::source::{InMemory, TensorInfo};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// A tensor and the file it lies in.
 pub(crate) struct Placed {

@@ -37,6 +37,12 @@ pub enum Command {
     Tune(TuneArgs),
     /// Draw the draft trees of an answer
     Trace(TraceArgs),
+    /// Fetch a model's newest version from the hub, and check it
+    Pull(PullArgs),
+    /// List the models on this machine
+    List(ListArgs),
+    /// Remove a model that was fetched
+    Rm(RmArgs),
 }
 
 #[derive(Args)]
@@ -45,7 +51,7 @@ pub struct RunArgs {
     /// Model and prompt, or only one of them
     #[arg(value_name = "MODEL PROMPT")]
     pub words: Vec<String>,
-    /// Model directory or GGUF file
+    /// Model directory, GGUF file or name on the hub
     #[arg(long = "model", value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// The prompt
@@ -157,7 +163,7 @@ impl From<Kv> for KvType {
 
 #[derive(Args)]
 pub struct InspectArgs {
-    /// Model directory or GGUF file
+    /// Model directory, GGUF file or name on the hub
     pub model: Option<PathBuf>,
     /// List every tensor
     #[arg(long)]
@@ -175,7 +181,7 @@ pub struct InspectArgs {
 
 #[derive(Args)]
 pub struct QuantizeArgs {
-    /// Model to read: a directory or a GGUF file
+    /// Model to read: a directory, a GGUF file or a name on the hub
     pub source: PathBuf,
     /// Directory to make
     pub target: PathBuf,
@@ -206,7 +212,7 @@ pub enum Size {
 
 #[derive(Args)]
 pub struct BenchArgs {
-    /// Model directory or GGUF file
+    /// Model directory, GGUF file or name on the hub
     pub model: Option<PathBuf>,
     /// Lengths of prompts
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_values_t = [128, 512, 2048], value_parser = at_least_one, allow_negative_numbers = true)]
@@ -249,7 +255,7 @@ pub struct BenchArgs {
 
 #[derive(Args)]
 pub struct TuneArgs {
-    /// Model directory or GGUF file
+    /// Model directory, GGUF file or name on the hub
     pub model: Option<PathBuf>,
     #[command(flatten)]
     pub machine: MachineArgs,
@@ -259,7 +265,7 @@ pub struct TuneArgs {
 pub struct TraceArgs {
     /// The prompt
     pub prompt: String,
-    /// Model directory or GGUF file
+    /// Model directory, GGUF file or name on the hub
     #[arg(long, value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// File to write, in HTML
@@ -284,6 +290,28 @@ pub struct TraceArgs {
     pub draft: DraftArgs,
     #[command(flatten)]
     pub machine: MachineArgs,
+}
+
+#[derive(Args)]
+pub struct PullArgs {
+    /// org/name, org/name@revision or org/name:file.gguf
+    pub name: String,
+}
+
+#[derive(Args)]
+pub struct ListArgs {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct RmArgs {
+    /// org/name (all of it), org/name@revision or org/name:file.gguf
+    pub name: String,
+    /// Remove it without asking
+    #[arg(short, long)]
+    pub yes: bool,
 }
 
 /// A whole number that is at least `least`.

@@ -69,7 +69,9 @@ fn misspelt(words: &[OsString]) -> Option<String> {
     let word = word.to_lowercase();
     let near = |name: &String| {
         let limit = match name.len() {
-            0..=4 => usize::from(two),
+            // Every word of two letters is near rm.
+            0..=2 => 0,
+            3..=4 => usize::from(two),
             5 => 1,
             _ => 2,
         };
@@ -146,6 +148,7 @@ mod tests {
             (&["quantizse", "--size", "M"], "quantize"),
             (&["banch", "M"], "bench"),
             (&["rnu", "M", "hello"], "run"),
+            (&["pul", "org/name"], "pull"),
         ] {
             assert_eq!(
                 misspelt(&args(words)[1..]).as_deref(),
@@ -155,6 +158,7 @@ mod tests {
         }
         for words in [
             &["sun"][..],
+            &["m", "hello"],
             &["fun", "-n", "5"],
             &["fun", "facts", "--model", "M"],
             &["inspection"],

@@ -1,6 +1,8 @@
 //! Which model runs when none is named.
 
 use crate::failure::Failure;
+use crate::hub;
+use kozue_hub::Name;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -13,7 +15,8 @@ const NAMES: [&str; 2] = [
 const VARIABLE: &str = "KOZUE_MODEL";
 
 /// The model to run: the one named, the one that `KOZUE_MODEL` names, or the default model in
-/// the working directory or beside (or some folders above) the program.
+/// the working directory or beside (or some folders above) the program. A name on the hub is fetched
+/// where it is not in the cache.
 pub fn model_path(named: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = named {
         return existing(path, "");
@@ -31,7 +34,7 @@ pub fn model_path(named: Option<&Path>) -> Result<PathBuf, Failure> {
         .find(|path| path.exists())
         .ok_or_else(|| {
             Failure::Failed(format!(
-                "no model named, and no default model found: name a model's directory or GGUF file, set {VARIABLE}, or fetch one with scripts/fetch-model smollm2-135m"
+                "no model named, and no default model found: name a model's directory, GGUF file or name on the hub, set {VARIABLE}, or fetch one with scripts/fetch-model smollm2-135m"
             ))
         })
 }
@@ -41,10 +44,11 @@ fn existing(path: &Path, origin: &str) -> Result<PathBuf, Failure> {
     if path.as_os_str().is_empty() {
         return Err(Failure::Usage("the model's name is empty".into()));
     }
-    match std::fs::metadata(path) {
-        Ok(_) => Ok(path.to_path_buf()),
+    let place = hub::place(path)?;
+    match std::fs::metadata(&place) {
+        Ok(_) => Ok(place),
         Err(error) if error.kind() == ErrorKind::NotFound => Err(Failure::Failed(format!(
-            "there is no model at {shown}{origin}: name a model's directory or GGUF file, or fetch one with scripts/fetch-model smollm2-135m"
+            "there is no model at {shown}{origin}: name a model's directory, GGUF file or name on the hub (org/name), or fetch one with scripts/fetch-model smollm2-135m"
         ))),
         Err(error) if error.kind() == ErrorKind::NotADirectory => Err(Failure::Failed(format!(
             "{shown}{origin}: a part of this path is a file, not a directory (a file's name has no / after it)"
@@ -63,7 +67,8 @@ pub fn looks_like_model(word: &str) -> bool {
         && (word.ends_with(".gguf")
             || word.starts_with('/')
             || word.starts_with("./")
-            || word.starts_with("../"));
+            || word.starts_with("../")
+            || Name::parse(word).is_ok());
     let there = match std::fs::metadata(word) {
         Ok(kind) => kind.is_dir() || kind.is_file(),
         Err(error) => matches!(
@@ -84,6 +89,7 @@ mod tests {
             "Why is the sky blue?",
             "hello",
             "1/2",
+            "and/or?",
             "what is a .gguf",
             "/ is a slash",
         ] {
@@ -96,6 +102,8 @@ mod tests {
         let slash = format!("{file}/");
         for word in [
             "missing.gguf",
+            "org/name",
+            "org/name@main:file.gguf",
             "/no/such/model",
             "./model",
             folder,

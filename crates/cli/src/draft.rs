@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::at_least_one;
 use crate::failure::Failure;
+use crate::hub;
 
 #[derive(Args, Clone)]
 pub struct DraftArgs {
     /// What drafts tokens for the model to verify; it never changes an answer
     #[arg(long, value_enum, default_value_t = Draft::Auto)]
     pub draft: Draft,
-    /// Folder with a drafter (dflash/ and weaver/ in it), or a smaller model
-    #[arg(long, value_name = "PATH")]
+    /// A drafter (a folder with dflash/ and weaver/ in it) or a smaller model: its path or its name on the hub
+    #[arg(long, value_name = "MODEL")]
     pub draft_model: Option<PathBuf>,
     /// Nodes of every draft tree [default: what pays best on this machine]
     #[arg(long, value_name = "N", value_parser = tree_nodes, allow_negative_numbers = true)]
@@ -53,18 +54,13 @@ pub enum Draft {
 }
 
 impl DraftArgs {
+    /// Where the drafter or smaller model is that the user names.
+    pub fn model(&self) -> Result<Option<PathBuf>, Failure> {
+        self.draft_model.as_deref().map(hub::place).transpose()
+    }
+
     /// Gives a model its drafter.
     pub fn apply(&self, loaded: &mut Loaded, path: &Path) -> Result<(), Failure> {
-        Ok(loaded.speculate(path, &self.options())?)
-    }
-
-    /// Whether anything but a drafter's place is asked for.
-    pub fn is_one_way(&self) -> bool {
-        self.draft != Draft::Auto || self.tree_budget.is_some() || self.tree_width.is_some()
-    }
-
-    /// What is asked for, in the engine's words.
-    pub fn options(&self) -> SpeculationOptions {
         let kind = match self.draft {
             Draft::Auto => None,
             Draft::Dflash => Some(DraftKind::Dflash),
@@ -74,13 +70,14 @@ impl DraftArgs {
             Draft::Lookup => Some(DraftKind::Lookup),
             Draft::None => Some(DraftKind::None),
         };
-        SpeculationOptions {
+        let options = SpeculationOptions {
             kind,
-            path: self.draft_model.clone(),
+            path: self.model()?,
             budget: self.tree_budget,
             width: self.tree_width,
             tables: table::default_folder(),
-        }
+        };
+        Ok(loaded.speculate(path, &options)?)
     }
 }
 

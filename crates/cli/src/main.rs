@@ -8,14 +8,18 @@ mod command;
 mod default_model;
 mod draft;
 mod failure;
+mod hub;
 mod inspect;
 mod interrupt;
+mod list;
 mod out_of_memory;
 mod panel;
 mod printer;
 mod prompt;
+mod pull;
 mod quantize;
 mod question;
+mod rm;
 mod run;
 mod serve;
 mod trace;
@@ -48,6 +52,9 @@ fn start() -> Result<(), Failure> {
         Command::Serve(args) => serve::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Pull(args) => pull::run(&args),
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => rm::run(&args),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::cli::{QuantizeArgs, Size};
 use crate::failure::Failure;
+use crate::hub;
 use crate::interrupt::Interrupt;
 use crate::panel::bytes;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,6 +13,7 @@ use std::ops::ControlFlow;
 
 /// Runs the command.
 pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
+    let source = hub::place(&args.source)?;
     let interrupt = Interrupt::on_any_end()?;
     let cpu = Cpu::new(args.threads);
     let options = Options {
@@ -26,7 +28,7 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
         ProgressStyle::with_template("{percent:>3}% {bar:30} {elapsed} of about {duration}  {msg}");
     let bar = ProgressBar::new(0).with_style(style.map_err(Failure::failed)?);
     let mut tensor = String::new();
-    let result = quantize(&cpu, &args.source, &args.target, options, &mut |progress| {
+    let result = quantize(&cpu, &source, &args.target, options, &mut |progress| {
         bar.set_length(progress.total);
         bar.set_position(progress.done);
         if tensor != progress.tensor {

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// Model directory or GGUF file
+    /// Model directory, GGUF file or name on the hub
     pub named: Option<PathBuf>,
     /// The same, as an option
     #[arg(long, value_name = "MODEL", conflicts_with = "named")]

@@ -12,13 +12,9 @@ use super::table;
 use super::weaver::Weaving;
 use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
-use kozue_checkpoint::{Checkpoint, Drafter as DrafterFiles, DrafterKind};
+use kozue_checkpoint::{Checkpoint, DFLASH, Drafter as DrafterFiles, DrafterKind, WEAVER};
 use kozue_model::{DFlash, Mtp, Weaver};
 use std::path::{Path, PathBuf};
-
-/// Folder of a DFlash network inside a model's folder, and that of its Weaver.
-const DFLASH: &str = "dflash";
-const WEAVER: &str = "weaver";
 
 /// What the user asks for.
 #[derive(Clone, Debug, Default)]
