@@ -54,13 +54,19 @@ pub enum Draft {
 }
 
 impl DraftArgs {
-    /// Where the drafter or smaller model is that the user names.
-    pub fn model(&self) -> Result<Option<PathBuf>, Failure> {
-        self.draft_model.as_deref().map(hub::place).transpose()
-    }
-
     /// Gives a model its drafter.
     pub fn apply(&self, loaded: &mut Loaded, path: &Path) -> Result<(), Failure> {
+        Ok(loaded.speculate(path, &self.options()?)?)
+    }
+
+    /// Whether anything but a drafter's place is asked for.
+    pub fn is_one_way(&self) -> bool {
+        self.draft != Draft::Auto || self.tree_budget.is_some() || self.tree_width.is_some()
+    }
+
+    /// What is asked for, in the engine's words. A drafter that is a name on the hub is fetched where
+    /// it is not in the cache.
+    pub fn options(&self) -> Result<SpeculationOptions, Failure> {
         let kind = match self.draft {
             Draft::Auto => None,
             Draft::Dflash => Some(DraftKind::Dflash),
@@ -70,14 +76,13 @@ impl DraftArgs {
             Draft::Lookup => Some(DraftKind::Lookup),
             Draft::None => Some(DraftKind::None),
         };
-        let options = SpeculationOptions {
+        Ok(SpeculationOptions {
             kind,
-            path: self.model()?,
+            path: self.draft_model.as_deref().map(hub::place).transpose()?,
             budget: self.tree_budget,
             width: self.tree_width,
             tables: table::default_folder(),
-        };
-        Ok(loaded.speculate(path, &options)?)
+        })
     }
 }
 

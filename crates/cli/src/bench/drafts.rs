@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::panel::progress;
 use crate::question;
 use kozue_engine::sampling::Sampling;
-use kozue_engine::speculation::{DraftKind, Speculation, SpeculationOptions, table};
+use kozue_engine::speculation::{DraftKind, Speculation, SpeculationOptions};
 use kozue_engine::{Answer, Loaded, Request};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -55,6 +55,8 @@ struct Line {
     /// Share of the time that drafting takes.
     drafting: f64,
     prompts: usize,
+    /// Prompt by prompt: tokens of the answer after the first, and the speed.
+    each: Vec<(usize, f64)>,
 }
 
 pub fn run(args: &BenchArgs, path: &Path, loaded: &mut Loaded) -> Result<(), Failure> {
@@ -145,37 +147,47 @@ fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, Failure> {
     Ok(prompts)
 }
 
-/// Plain decoding first, then every way that this model has.
+/// Plain decoding first, then the way that the options ask for, or else every way that this model
+/// has.
 fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Failure> {
-    let drafter = args.draft.model()?;
-    let mut ways = Vec::new();
-    let mut add = |name: &str, kind: Option<DraftKind>, budget, width| -> Result<(), Failure> {
-        let named = !matches!(
-            kind,
-            Some(DraftKind::None | DraftKind::Lookup | DraftKind::Mtp)
-        );
-        let options = SpeculationOptions {
-            kind,
-            path: drafter.clone().filter(|_| named),
-            budget,
-            width,
-            tables: table::default_folder(),
-        };
-        let speculation = Speculation::open(&options, path, loaded)?;
-        ways.push(Way {
-            name: name.to_string(),
-            speculation,
-        });
+    let mut ways = vec![Way {
+        name: DraftKind::None.to_string(),
+        speculation: Speculation::none(),
+    }];
+    let mut add = |name: String, options: &SpeculationOptions| -> Result<(), Failure> {
+        let speculation = Speculation::open(options, path, loaded)?;
+        ways.push(Way { name, speculation });
         Ok(())
     };
-    add("none", Some(DraftKind::None), None, None)?;
-    add("lookup", Some(DraftKind::Lookup), None, None)?;
+    let asked = args.draft.options()?;
+    // What there is; a size spares the measuring of rows.
     let best = SpeculationOptions {
-        path: drafter.clone(),
-        budget: Some(2),
-        ..SpeculationOptions::default()
+        budget: asked.budget.or(Some(2)),
+        ..asked.clone()
     };
-    let networks: &[DraftKind] = match Speculation::open(&best, path, loaded)?.kind() {
+    let best = Speculation::open(&best, path, loaded)?.kind();
+    if args.draft.is_one_way() {
+        let name = match (asked.budget, asked.width) {
+            (None, None) => best.to_string(),
+            (Some(budget), None) => format!("{best}, {budget} nodes"),
+            (None, Some(width)) => format!("{best}, width {width}"),
+            (Some(budget), Some(width)) => format!("{best}, {budget} nodes, width {width}"),
+        };
+        add(name, &asked)?;
+        return Ok(ways);
+    }
+    let of = |kind, budget, width| SpeculationOptions {
+        kind: Some(kind),
+        budget,
+        width,
+        ..asked.clone()
+    };
+    let lookup = SpeculationOptions {
+        path: None,
+        ..of(DraftKind::Lookup, None, None)
+    };
+    add(DraftKind::Lookup.to_string(), &lookup)?;
+    let networks: &[DraftKind] = match best {
         DraftKind::Weaver => &[DraftKind::Dflash, DraftKind::Weaver],
         DraftKind::Dflash => &[DraftKind::Dflash],
         DraftKind::Model => &[DraftKind::Model],
@@ -183,24 +195,16 @@ fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Fail
         DraftKind::Lookup | DraftKind::None => &[],
     };
     for &kind in networks {
-        let chains = kind != DraftKind::Weaver;
-        if chains {
-            add(
-                &format!("{kind}, chain of 16"),
-                Some(kind),
-                Some(16),
-                Some(1),
-            )?;
+        if kind != DraftKind::Weaver {
+            add(format!("{kind}, chain of 16"), &of(kind, Some(16), Some(1)))?;
         }
         for budget in [8, 16, 32] {
             add(
-                &format!("{kind}, {budget} nodes"),
-                Some(kind),
-                Some(budget),
-                None,
+                format!("{kind}, {budget} nodes"),
+                &of(kind, Some(budget), None),
             )?;
         }
-        add(&kind.to_string(), Some(kind), None, None)?;
+        add(kind.to_string(), &of(kind, None, None))?;
     }
     Ok(ways)
 }
@@ -253,7 +257,9 @@ fn lines(prompts: &[Prompt], ways: &[Way], outcomes: &[Vec<Vec<Outcome>>]) -> Ve
             let total = |f: &dyn Fn(&Outcome) -> usize| -> f64 {
                 of.iter().flat_map(|o| o.iter()).map(f).sum::<usize>() as f64
             };
+            let tokens = of.iter().map(|o| o.first().map_or(0, |o| o.tokens));
             lines.push(Line {
+                each: tokens.zip(ratios.iter().copied()).collect(),
                 category: category.to_string(),
                 draft: way.name.clone(),
                 tokens_per_forward_pass: total(&|o| o.tokens) / total(&|o| o.passes),

@@ -15,9 +15,12 @@ const PRIOR: f64 = 3.0;
 const FIRST_HONESTY: f64 = 0.8;
 /// What speculation may lose, in tokens of plain decoding: at first, for each token that is then
 /// decoded plainly, and the most that it can gain to lose again.
-const FIRST_CREDIT: f64 = 2.5;
+const FIRST_CREDIT: f64 = 1.5;
 const CREDIT_PER_TOKEN: f64 = 0.03;
 const MOST_CREDIT: f64 = 6.0;
+/// Every so many rounds one token is decoded plainly where drafts gain little: what they are held
+/// against would otherwise be a measurement of another hour.
+const PROBE: u32 = 8;
 /// Depth that a draft is first taken to reach, and how fast the memory of one goes.
 const FIRST_REACH: f64 = 8.0;
 const REACH_MEMORY: f64 = 0.92;
@@ -36,6 +39,7 @@ pub struct Pace {
     credit: f64,
     /// Depth that drafts were lately accepted to, at most.
     reach: f64,
+    rounds: u32,
 }
 
 impl Pace {
@@ -50,6 +54,7 @@ impl Pace {
             accepted: 0.0,
             credit: FIRST_CREDIT,
             reach: FIRST_REACH,
+            rounds: 0,
         }
     }
 
@@ -61,6 +66,10 @@ impl Pace {
         }
         if self.credit < 0.0 {
             self.credit += CREDIT_PER_TOKEN;
+            return 1;
+        }
+        self.rounds += 1;
+        if self.credit < MOST_CREDIT && self.rounds.is_multiple_of(PROBE) {
             return 1;
         }
         self.costs.largest().saturating_sub(others).max(1)
@@ -218,17 +227,23 @@ mod tests {
             "{sizes:?}"
         );
         // The first credit, the share of later tokens, and one round beyond.
-        assert!(lost < 2.5 + 30.0 + 1.5, "{lost}");
+        assert!(lost < 1.5 + 30.0 + 1.5, "{lost}");
     }
 
     #[test]
-    fn one_that_pays_never_rests() {
+    fn one_that_pays_hardly_rests() {
         let mut pace = Pace::new(costs(), None);
+        let mut rested = 0;
         for round in 1..300 {
-            assert!(pace.nodes(0) > 1);
+            if pace.nodes(0) == 1 {
+                rested += 1;
+                continue;
+            }
             let draft = chain(8, 0.7);
             pace.judged(&draft, if round % 3 == 0 { 0 } else { 3 }, 1.0);
         }
+        // Only while it has not gained much.
+        assert!(rested < 20, "{rested}");
     }
 
     #[test]

@@ -17,7 +17,10 @@ use kozue_kernels::gathered;
 use kozue_model::{DFlash, Outputs, Weave, WeaveNode, Weaver};
 
 /// Nodes expanded together: more cost little in one product, and most of them are needed anyway.
-const TOGETHER: usize = 4;
+const TOGETHER: usize = 8;
+/// Natural logarithm by which a node must be likelier than the last one of the tree to be expanded:
+/// of a node that is hardly in, no child is.
+const MARGIN: f32 = 0.35;
 /// Tokens of each position that are scored at most, of those that the Weaver learned to choose
 /// among: the drafter's later ones are hardly ever accepted, and each is a product with a row of
 /// the head.
@@ -144,11 +147,9 @@ impl<'g> Growing<'g> {
 
     /// The likeliest nodes that may still have a place in the tree, and are to be expanded.
     fn next(&mut self) -> Vec<usize> {
-        // Whatever grows below a node that is out of the tree is out of it too.
-        let least = self
-            .pool
-            .least_of(self.growth.nodes)
-            .unwrap_or(f32::NEG_INFINITY)
+        let last = self.pool.least_of(self.growth.nodes);
+        let least = last
+            .map_or(f32::NEG_INFINITY, |chance| chance + MARGIN)
             .max(self.growth.least);
         let pool = &self.pool;
         self.frontier.retain(|&node| pool.log_chance(node) >= least);
