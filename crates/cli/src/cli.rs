@@ -35,6 +35,8 @@ pub enum Command {
     Serve(Box<crate::serve::ServeArgs>),
     /// Measure what drafts cost on this machine, for later runs
     Tune(TuneArgs),
+    /// Measure how well a model predicts a text, and how far it is from another
+    Eval(EvalArgs),
     /// Draw the draft trees of an answer
     Trace(TraceArgs),
     /// Fetch a model's newest version from the hub, and check it
@@ -257,6 +259,29 @@ pub struct BenchArgs {
 pub struct TuneArgs {
     /// Model directory, GGUF file or name on the hub
     pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub machine: MachineArgs,
+}
+
+#[derive(Args)]
+pub struct EvalArgs {
+    /// Model directory, GGUF file or name on the hub
+    pub model: Option<PathBuf>,
+    /// File with the text
+    #[arg(long, value_name = "FILE")]
+    pub text: PathBuf,
+    /// Reference to compare with, such as the model that this one was quantised from
+    #[arg(long, value_name = "MODEL")]
+    pub against: Option<PathBuf>,
+    /// Tokens of each window, read from an empty context
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one, allow_negative_numbers = true)]
+    pub ctx: usize,
+    /// Most tokens of the text
+    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    pub tokens: Option<usize>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub machine: MachineArgs,
 }

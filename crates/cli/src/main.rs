@@ -7,6 +7,7 @@ mod closed_output;
 mod command;
 mod default_model;
 mod draft;
+mod eval;
 mod failure;
 mod hub;
 mod inspect;
@@ -51,6 +52,7 @@ fn start() -> Result<(), Failure> {
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Pull(args) => pull::run(&args),
         Command::List(args) => list::run(&args),

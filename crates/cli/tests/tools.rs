@@ -72,6 +72,56 @@ fn inspect_tells_drafters_from_models_and_shows_a_models_own() {
 }
 
 #[test]
+fn eval_tells_perplexity_and_the_distance_from_a_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text");
+    std::fs::write(&text, "def add(a, b):\n    return a + b\n".repeat(20)).unwrap();
+    let text = text.to_str().unwrap();
+    let model = tiny("qwen3");
+    let model = model.to_str().unwrap();
+    let reference = model;
+    let eval = |model: &str| {
+        let args = [
+            "--text",
+            text,
+            "--against",
+            reference,
+            "--ctx",
+            "64",
+            "--json",
+        ];
+        json(&run(&[&["eval", model][..], &args].concat()))
+    };
+    let same = eval(model);
+    assert_eq!(same["against"]["change"]["value"], 0.0);
+    assert_eq!(same["against"]["same_top"]["value"], 1.0);
+    assert!(same["windows"].as_u64().unwrap() > 2);
+    let kl = ["M", "L"].map(|size| {
+        let target = folder.path().join(size);
+        let target = target.to_str().unwrap();
+        let quantize = ["quantize", model, target, "--size", size, "--group", "32"];
+        assert!(run(&quantize).status.success());
+        let other = eval(target);
+        assert_eq!(other["against"]["perplexity"], same["perplexity"]);
+        other["against"]["kl"]["value"].as_f64().unwrap()
+    });
+    assert!(kl[1] > 1e-7 && kl[1] < kl[0] / 10.0, "{kl:?}");
+
+    let foreign = tiny("llama");
+    let args = [
+        "eval",
+        model,
+        "--text",
+        text,
+        "--against",
+        foreign.to_str().unwrap(),
+    ];
+    fails(&run(&args), 1, &["llama has another vocabulary"]);
+    let args = ["eval", model, "--text", "/no/such/text"];
+    fails(&run(&args), 1, &["/no/such/text"]);
+}
+
+#[test]
 fn a_quantised_model_runs_and_inspects() {
     let folder = tempfile::tempdir().unwrap();
     for (size, bits) in [("M", 4.0..12.0), ("l", 8.0..16.0)] {

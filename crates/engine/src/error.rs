@@ -56,6 +56,9 @@ pub enum Error {
     /// What an answer must look like cannot be used.
     #[error("the grammar of the answer cannot be used: {0}")]
     Grammar(String),
+    /// A text cannot be evaluated.
+    #[error("{0}")]
+    Evaluation(String),
     /// There is nothing to continue.
     #[error("the prompt is empty: give at least one token of text")]
     EmptyPrompt,

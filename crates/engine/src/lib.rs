@@ -6,6 +6,7 @@ pub mod chat;
 pub mod conversation;
 pub mod energy;
 pub mod error;
+pub mod evaluation;
 pub mod grammar;
 pub mod loaded;
 mod logprobs;

@@ -138,6 +138,21 @@ impl Loaded {
         })
     }
 
+    /// An error unless tokens mean the same text as those of `other`; `path` is where this model
+    /// was opened.
+    pub fn check_vocabulary(&self, other: &Loaded, path: &Path) -> Result<(), Error> {
+        let vocab_size = other.tokenizer.vocab_size();
+        let differs = (0..vocab_size as u32)
+            .find(|&token| self.tokenizer.piece(token) != other.tokenizer.piece(token));
+        match differs {
+            None => Ok(()),
+            Some(token) => Err(Error::Draft(format!(
+                "{} has another vocabulary than the model (they differ at token {token}): the two cannot be used together",
+                path.display()
+            ))),
+        }
+    }
+
     /// Loads what drafts; `path` is where this model was opened.
     ///
     /// Errors: no such drafter, a damaged one, or one that was made for another target.

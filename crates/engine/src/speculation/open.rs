@@ -233,7 +233,7 @@ fn load(found: Found, model_path: &Path, target: &Loaded) -> Result<Networks, Er
         }
         Found::Model(path) => {
             let smaller = target.beside(&path)?;
-            check_vocabulary(&smaller, target, &path)?;
+            smaller.check_vocabulary(target, &path)?;
             Networks::Model(Box::new(smaller))
         }
     })
@@ -259,18 +259,4 @@ fn drafter_folder(model: &Path, name: &str) -> PathBuf {
 
 fn is_dflash(path: &Path) -> bool {
     DrafterFiles::open(path).is_ok_and(|files| matches!(files.kind(), DrafterKind::DFlash(_)))
-}
-
-/// A smaller model must mean the same text by the same token.
-fn check_vocabulary(smaller: &Loaded, target: &Loaded, path: &Path) -> Result<(), Error> {
-    let vocab_size = target.tokenizer.vocab_size();
-    let differs = (0..vocab_size as u32)
-        .find(|&token| smaller.tokenizer.piece(token) != target.tokenizer.piece(token));
-    match differs {
-        None => Ok(()),
-        Some(token) => Err(Error::Draft(format!(
-            "{} has another vocabulary than the model (they differ at token {token}): it cannot draft for it",
-            path.display()
-        ))),
-    }
 }
