@@ -246,7 +246,8 @@ impl One {
             // An end token has no text.
             self.pending.pop();
         }
-        let pieces = self.output.finish();
+        // Anything else than an end token came before the model had said all.
+        let pieces = self.output.finish(!by_token);
         // The second time there is nothing left to say.
         self.output = Output::raw();
         let pieces = self.counted(pieces);
@@ -280,9 +281,9 @@ impl One {
         let enough = self.enough.load(Ordering::Relaxed);
         match reason {
             FinishReason::Cancelled if !enough => None,
+            FinishReason::Length if !enough => Some(Finish::Length),
             // A call that was cut off is not one to be run.
-            FinishReason::Length if self.call_open || self.calls == 0 => Some(Finish::Length),
-            _ if self.calls > 0 => Some(Finish::ToolCalls),
+            _ if self.calls > 0 && !self.call_open => Some(Finish::ToolCalls),
             _ => Some(Finish::Stop),
         }
     }
@@ -299,8 +300,10 @@ pub struct Whole {
     pub reasoning: String,
     /// The text.
     pub text: String,
-    /// The calls.
+    /// The calls that are whole.
     pub calls: Vec<Call>,
+    /// A call that was cut off; the last, where there is one.
+    pub cut: Option<Call>,
     /// The tokens of the text.
     pub tokens: Vec<Token>,
     /// How it ended; there whenever the answer is whole.
@@ -321,16 +324,18 @@ impl Whole {
         match piece {
             Piece::Text(text) => self.text.push_str(&text),
             Piece::Reasoning(text) => self.reasoning.push_str(&text),
-            Piece::Call { name } => self.calls.push(Call {
-                name,
-                arguments: String::new(),
-            }),
+            Piece::Call { name } => {
+                self.cut = Some(Call {
+                    name,
+                    arguments: String::new(),
+                });
+            }
             Piece::Arguments(text) => {
-                if let Some(call) = self.calls.last_mut() {
+                if let Some(call) = &mut self.cut {
                     call.arguments.push_str(&text);
                 }
             }
-            Piece::CallEnd => {}
+            Piece::CallEnd => self.calls.extend(self.cut.take()),
         }
     }
 

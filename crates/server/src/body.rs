@@ -2,13 +2,14 @@
 
 use crate::app::App;
 use crate::error::ApiError;
+use crate::sampling_fields::SamplingFields;
 use crate::slow::BodyError;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use http_body_util::BodyExt;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value as Json;
 use std::sync::Arc;
 
@@ -66,8 +67,16 @@ fn is_late(error: &(dyn std::error::Error + 'static)) -> bool {
     false
 }
 
-/// Reads a JSON body. Errors: no JSON, or a field with a wrong type, by its path.
-pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+/// Reads a JSON body, and in it what says how tokens are drawn; the two are read one after the
+/// other, as serde's flattening forgets which field is wrong. Errors: no JSON, or a field with a
+/// wrong type, by its path.
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<(T, SamplingFields), ApiError> {
+    let body = object(body)?;
+    let sampling = fields(&body)?;
+    Ok((fields(body)?, sampling))
+}
+
+fn object(body: &[u8]) -> Result<Json, ApiError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err(bad("the body is empty: send a JSON object".to_string()));
     }
@@ -76,7 +85,13 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
     if !value.is_object() {
         return Err(bad("the body must be a JSON object".to_string()));
     }
-    serde_path_to_error::deserialize(value).map_err(|error| {
+    Ok(value)
+}
+
+fn fields<'de, T: Deserialize<'de>>(
+    body: impl Deserializer<'de, Error = serde_json::Error>,
+) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(body).map_err(|error| {
         let path = error.path().to_string();
         let message = error.inner().to_string();
         match path.as_str() {
@@ -230,7 +245,7 @@ mod tests {
 
     #[test]
     fn seeds_may_be_negative() {
-        let example = parse::<Example>(b"{\"list\": [], \"seed\": -1}").unwrap();
+        let (example, _) = parse::<Example>(b"{\"list\": [], \"seed\": -1}").unwrap();
         assert_eq!(example.seed.map(u64::from), Some(u64::MAX));
     }
 }

@@ -59,6 +59,18 @@ impl ApiError {
         }
     }
 
+    /// The same under the name that the field has in another API.
+    pub fn renamed(self, from: &str, to: &str) -> ApiError {
+        match self.param.as_deref() == Some(from) {
+            true => ApiError {
+                message: self.message.replacen(from, to, 1),
+                param: Some(to.to_string()),
+                ..self
+            },
+            false => self,
+        }
+    }
+
     /// With a word for programs.
     pub fn code(self, code: &'static str) -> ApiError {
         ApiError {

@@ -21,6 +21,7 @@ mod page;
 pub mod preparing;
 mod prompt;
 pub mod question;
+pub mod sampling_fields;
 mod serve;
 pub mod served;
 mod slow;

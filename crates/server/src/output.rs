@@ -46,15 +46,15 @@ impl Output {
         joined(out)
     }
 
-    /// The answer has ended; gives the pieces that were held back.
-    pub fn finish(&mut self) -> Vec<Piece> {
+    /// The answer has ended, or was `cut` short; gives the pieces that were held back.
+    pub fn finish(&mut self, cut: bool) -> Vec<Piece> {
         let mut out = Vec::new();
         let calls = &mut self.calls;
         if let Some(thoughts) = &mut self.thoughts {
             thoughts.finish(|part, text| sort(part, text, calls, &mut out));
         }
         if let Some(calls) = calls {
-            calls.finish(&mut out);
+            calls.finish(cut, &mut out);
         }
         joined(out)
     }
@@ -86,6 +86,7 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
 mod tests {
     use super::*;
 
+    /// Marks in a thought are no calls: noonghunna/club-3090#145.
     #[test]
     fn thought_text_and_call_are_told_apart() {
         let tool = Tool {
@@ -115,7 +116,7 @@ mod tests {
             for chunk in text.as_bytes().chunks(size) {
                 pieces.extend(output.push(std::str::from_utf8(chunk).unwrap()));
             }
-            pieces.extend(output.finish());
+            pieces.extend(output.finish(false));
             assert_eq!(joined(pieces), expected, "by {size}");
         }
     }
@@ -125,6 +126,6 @@ mod tests {
         let mut output = Output::raw();
         let text = "<think>a</think> <tool_call>{}";
         assert_eq!(output.push(text), [Piece::Text(text.into())]);
-        assert!(output.finish().is_empty());
+        assert!(output.finish(false).is_empty());
     }
 }

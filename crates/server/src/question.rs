@@ -109,6 +109,10 @@ impl Options {
             let message = format!("stop may hold {MOST_STOPS} texts, not {}", self.stop.len());
             return Err(ApiError::field("stop", message));
         }
+        if self.stop.iter().any(String::is_empty) {
+            let message = "stop must not hold an empty text: every answer would end at once";
+            return Err(ApiError::field("stop", message));
+        }
         if let Some(top) = self.logprobs.filter(|top| *top > MOST_ALTERNATIVES) {
             let message =
                 format!("top_logprobs must be between 0 and {MOST_ALTERNATIVES}, not {top}");

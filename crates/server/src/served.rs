@@ -71,7 +71,7 @@ impl Served {
         };
         let longest = loaded.model.max_position();
         Ok(Served {
-            id: description.name.clone(),
+            id: id_of(&description.name),
             aliases,
             created: now(),
             context: context.unwrap_or(longest).min(longest),
@@ -116,6 +116,7 @@ impl Served {
             return Ok(());
         };
         let known = name == self.id
+            || name == self.loaded.description().name
             || self
                 .aliases
                 .iter()
@@ -137,9 +138,45 @@ impl Served {
     }
 }
 
+/// A model's name as clients can put it into a path, a command or a setting: letters, digits and
+/// `. _ - : /`, all else is a dash.
+fn id_of(name: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-:/".contains(c);
+    let words = name.split(|c| !plain(c)).filter(|word| !word.is_empty());
+    let id = words.collect::<Vec<_>>().join("-");
+    // Two slashes or one at an end would be lost in a path.
+    let parts = id.split('/').filter(|part| !part.is_empty());
+    let id = parts.collect::<Vec<_>>().join("/");
+    if id.is_empty() {
+        "model".to_string()
+    } else {
+        id
+    }
+}
+
 /// Seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::id_of;
+
+    #[test]
+    fn ids_have_no_spaces() {
+        for (name, id) in [
+            ("qwen3_5", "qwen3_5"),
+            ("Qwen2.5 Coder 0.5B Instruct", "Qwen2.5-Coder-0.5B-Instruct"),
+            (" a  (b)\t\"c\" ", "a-b-c"),
+            ("org/name:8b", "org/name:8b"),
+            ("/a//b/", "a/b"),
+            ("模型", "model"),
+            ("", "model"),
+        ] {
+            assert_eq!(id_of(name), id, "{name:?}");
+        }
+    }
 }

@@ -85,6 +85,7 @@ async fn within(time: Duration, what: impl Fn() -> bool) -> bool {
     false
 }
 
+/// Nobody is answered who has left, streaming or not: ohdearquant/lattice#744.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_leaves_gives_up_the_request() {
     for body in [CHAT, STREAM] {

@@ -4,43 +4,7 @@ mod support;
 
 use kozue_engine::FinishReason;
 use serde_json::{Value, json};
-use support::{Script, Server, weather};
-
-/// All deltas of an answer put together, as a client does it.
-fn assembled(events: &[Value], index: usize) -> Value {
-    let mut message = json!({"content": "", "reasoning_content": "", "tool_calls": []});
-    for event in events {
-        for choice in event["choices"].as_array().unwrap() {
-            if choice["index"] != index {
-                continue;
-            }
-            if !choice["finish_reason"].is_null() {
-                assert!(message["finish_reason"].is_null(), "one end only");
-                message["finish_reason"] = choice["finish_reason"].clone();
-            }
-            let delta = &choice["delta"];
-            for field in ["content", "reasoning_content"] {
-                if let Some(text) = delta[field].as_str() {
-                    let so_far = message[field].as_str().unwrap();
-                    message[field] = format!("{so_far}{text}").into();
-                }
-            }
-            for call in delta["tool_calls"].as_array().into_iter().flatten() {
-                let place = call["index"].as_u64().unwrap() as usize;
-                let calls = message["tool_calls"].as_array_mut().unwrap();
-                if place == calls.len() {
-                    assert!(call["id"].as_str().unwrap().starts_with("call_"));
-                    assert_eq!(call["type"], "function");
-                    calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
-                }
-                let so_far = calls[place]["arguments"].as_str().unwrap();
-                let more = call["function"]["arguments"].as_str().unwrap();
-                calls[place]["arguments"] = format!("{so_far}{more}").into();
-            }
-        }
-    }
-    message
-}
+use support::{Script, Server, assembled, weather};
 
 #[tokio::test]
 async fn a_chat() {
@@ -63,6 +27,8 @@ async fn a_chat() {
     assert_eq!(usage["spec_verify_ct"], 3);
 }
 
+/// One end, its reason and the usage in a chunk of its own: ollama/ollama#4448,
+/// janhq/cortex.llamacpp#265, ModelTC/LightLLM#130.
 #[tokio::test]
 async fn a_streamed_chat() {
     let server = Server::saying("<think>\nHm.\n</think>\n\nHello there.");
@@ -91,85 +57,6 @@ async fn a_streamed_chat() {
 }
 
 #[tokio::test]
-async fn calls_of_tools() {
-    let text = "Let me look.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Kyoto\"}}\n</tool_call>\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call>";
-    let server = Server::saying(text);
-    let answer = server.chat(json!({"tools": [weather()]})).await.good();
-    let choice = &answer["choices"][0];
-    assert_eq!(choice["finish_reason"], "tool_calls");
-    assert_eq!(choice["message"]["content"], "Let me look.");
-    let calls = choice["message"]["tool_calls"].as_array().unwrap();
-    assert_eq!(calls.len(), 2);
-    assert_eq!(calls[0]["function"]["name"], "weather");
-    assert_eq!(calls[0]["function"]["arguments"], "{\"city\": \"Kyoto\"}");
-    assert_ne!(calls[0]["id"], calls[1]["id"]);
-
-    let streamed = server
-        .chat(json!({"tools": [weather()], "stream": true}))
-        .await
-        .events();
-    let message = assembled(&streamed, 0);
-    assert_eq!(message["content"], "Let me look.");
-    assert_eq!(message["finish_reason"], "tool_calls");
-    assert_eq!(
-        message["tool_calls"],
-        json!([
-            {"name": "weather", "arguments": "{\"city\": \"Kyoto\"}"},
-            {"name": "weather", "arguments": "{}"},
-        ])
-    );
-
-    // One call at a time: the second is not made.
-    for stream in [false, true] {
-        let fields = json!({"tools": [weather()], "parallel_tool_calls": false, "stream": stream});
-        let answer = server.chat(fields).await;
-        let (calls, finish) = match stream {
-            true => {
-                let message = assembled(&answer.events(), 0);
-                (
-                    message["tool_calls"].clone(),
-                    message["finish_reason"].clone(),
-                )
-            }
-            false => {
-                let choice = answer.good()["choices"][0].clone();
-                (
-                    choice["message"]["tool_calls"].clone(),
-                    choice["finish_reason"].clone(),
-                )
-            }
-        };
-        assert_eq!(calls.as_array().unwrap().len(), 1);
-        assert_eq!(finish, "tool_calls");
-    }
-
-    // Without tools it is text.
-    let answer = server.chat(json!({})).await.good();
-    assert_eq!(answer["choices"][0]["message"]["content"], text);
-}
-
-#[tokio::test]
-async fn the_template_is_told_of_tools_and_their_results() {
-    let server = Server::saying("It rains.");
-    let body = json!({"tools": [weather()], "messages": [
-        {"role": "user", "content": "And Kyoto?"},
-        {"role": "assistant", "content": null, "tool_calls": [{"id": "c", "type": "function",
-            "function": {"name": "weather", "arguments": "{\"city\": \"Kyoto\"}"}}]},
-        {"role": "tool", "tool_call_id": "c", "content": "rain"},
-    ]});
-    server.post("/v1/chat/completions", &body).await.good();
-    let asked = server.backend.asked.lock().unwrap();
-    let text = support::LOADED.tokenizer.decode(&asked[0].prompt);
-    for part in [
-        "\"description\":\"The weather.\"",
-        "assistant\n<tool_call>\n{\"name\":\"weather\",\"arguments\":{\"city\":\"Kyoto\"}}\n</tool_call>",
-        "user\n<tool_response>\nrain\n</tool_response>",
-    ] {
-        assert!(text.contains(part), "{part} is not in {text}");
-    }
-}
-
-#[tokio::test]
 async fn an_answer_cut_short() {
     let server = Server::new(Script {
         pieces: vec!["Once upon".into()],
@@ -179,13 +66,6 @@ async fn an_answer_cut_short() {
     let answer = server.chat(json!({"max_tokens": 1})).await.good();
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
     assert_eq!(server.backend.asked.lock().unwrap()[0].max_tokens, Some(1));
-    let server = Server::new(Script {
-        pieces: vec!["<tool_call>{\"name\": \"weather\", \"arguments\": {\"ci".into()],
-        reason: Some(FinishReason::Length),
-        ..Script::default()
-    });
-    let answer = server.chat(json!({"tools": [weather()]})).await.good();
-    assert_eq!(answer["choices"][0]["finish_reason"], "length");
 }
 
 #[tokio::test]
@@ -495,6 +375,8 @@ async fn tokens_are_told_with_their_text() {
         passes.extend(choice["pass"].as_u64());
     }
     assert_eq!(json!(entries), content);
+    // The end is told beside them too: BerriAI/litellm#10686.
+    assert_eq!(assembled(&events, 0)["finish_reason"], "stop");
     assert_eq!(passes, [1, 2, 2]);
     // Nobody asked.
     let answer = server.chat(json!({})).await.good();

@@ -24,11 +24,12 @@ pub async fn answer(
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
     let (wanted, stream, stops) = prepare(&app, bytes, |served, bytes| {
-        let request: MessagesRequest = body::parse(bytes)?;
+        let (request, sampling): (MessagesRequest, _) = body::parse(bytes)?;
         served.check_name(request.model.as_deref())?;
         let stream = request.stream.unwrap_or(false);
         let stops = request.stop_sequences.clone().unwrap_or_default();
-        Ok((answers(served, &request.question(true)?)?, stream, stops))
+        let question = request.question(sampling, true)?;
+        Ok((answers(served, &question)?, stream, stops))
     })
     .await?;
     let prompt = wanted
@@ -59,9 +60,10 @@ pub async fn count(
     body::Whole(bytes): body::Whole,
 ) -> Result<Json<Value>, ApiError> {
     let tokens = prepare(&app, bytes, |served, bytes| {
-        let request: MessagesRequest = body::parse(bytes)?;
+        let (request, sampling): (MessagesRequest, _) = body::parse(bytes)?;
         served.check_name(request.model.as_deref())?;
-        Ok(render(served, &request.question(false)?)?.tokens.len())
+        let question = request.question(sampling, false)?;
+        Ok(render(served, &question)?.tokens.len())
     })
     .await?;
     Ok(Json(json!({"input_tokens": tokens})))

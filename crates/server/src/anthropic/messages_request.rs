@@ -1,9 +1,10 @@
 //! Bodies of `/v1/messages`.
 
-use crate::body::{Content, Seed};
+use crate::body::Content;
 use crate::error::ApiError;
 use crate::openai::{call_json, tool};
 use crate::question::{Options, Question};
+use crate::sampling_fields::SamplingFields;
 use crate::tools::{Tool, ToolChoice};
 use kozue_engine::chat::Message;
 use serde::Deserialize;
@@ -18,10 +19,6 @@ pub struct MessagesRequest {
     system: Option<Content>,
     pub stop_sequences: Option<Vec<String>>,
     pub stream: Option<bool>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    seed: Option<Seed>,
     tools: Option<Vec<ToolDescription>>,
     tool_choice: Option<Choice>,
     thinking: Option<Thinking>,
@@ -86,7 +83,7 @@ struct Thinking {
 impl MessagesRequest {
     /// In the server's own terms; `answered` says that an answer is wanted, which needs
     /// `max_tokens`.
-    pub fn question(self, answered: bool) -> Result<Question, ApiError> {
+    pub fn question(self, sampling: SamplingFields, answered: bool) -> Result<Question, ApiError> {
         if answered && self.max_tokens.is_none() {
             return Err(ApiError::field("max_tokens", "max_tokens is missing"));
         }
@@ -127,15 +124,12 @@ impl MessagesRequest {
         };
         let options = Options {
             max_tokens: self.max_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: crate::openai::top_k(self.top_k)?,
-            seed: self.seed.map(u64::from),
             stop: self.stop_sequences.unwrap_or_default(),
-            n: 1,
-            ..Options::default()
+            ..sampling.options()?
         };
-        options.check()?;
+        options
+            .check()
+            .map_err(|error| error.renamed("stop", "stop_sequences"))?;
         Ok(Question {
             tool_choice: read_choice(self.tool_choice, &tools)?,
             messages,
@@ -267,7 +261,8 @@ mod tests {
 
     fn read(body: Json) -> Result<Question, ApiError> {
         let text = body.to_string();
-        crate::body::parse::<MessagesRequest>(text.as_bytes())?.question(true)
+        let (request, sampling) = crate::body::parse::<MessagesRequest>(text.as_bytes())?;
+        request.question(sampling, true)
     }
 
     #[test]
@@ -314,6 +309,7 @@ mod tests {
         for (field, value, param) in [
             ("max_tokens", json!(null), "max_tokens"),
             ("max_tokens", json!(0), "max_tokens"),
+            ("stop_sequences", json!([""]), "stop_sequences"),
             (
                 "messages",
                 json!([{"role": "system", "content": ""}]),

@@ -75,10 +75,10 @@ impl BareParser {
         }
     }
 
-    /// The answer has ended.
-    pub fn finish(&mut self, out: &mut Vec<Piece>) {
+    /// The answer has ended, or was cut short.
+    pub fn finish(&mut self, cut: bool, out: &mut Vec<Piece>) {
         if let State::Call(call) = &mut self.state {
-            if call.begun() {
+            if call.begun() || (cut && call.resembles(&self.names)) {
                 self.held.clear();
             } else {
                 let raw = call.take_raw();

@@ -6,6 +6,9 @@ use kozue_engine::grammar::bounded_space;
 use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
+/// Most calls of one answer that must call: a model that is held to calls might never end them.
+const MOST_CALLS: usize = 16;
+
 /// The rules for an answer, or `None` where tools ask for none: there are none, or the model may
 /// call or not, none is strict and any text will do. `single` allows one call only. An answer
 /// without a call is any text, or JSON of `schema`.
@@ -35,19 +38,20 @@ pub fn rules(
     // One function that was named is called once, as OpenAI does.
     let single = single || matches!(choice, ToolChoice::Function(_));
     let mut rules = String::new();
+    let (first, next) = match format {
+        CallFormat::Bare => ("call", "\"; \" call"),
+        CallFormat::Json | CallFormat::Xml => ("\"<tool_call>\" call", "\"\\n<tool_call>\" call"),
+    };
+    let calls = match single {
+        true => first.to_string(),
+        false => format!("{first} ({next}){{0,{}}}", MOST_CALLS - 1),
+    };
     let start = match (format, must, single) {
-        (_, false, true) if schema.is_some() => "LEAD? (\"<tool_call>\" call | answer)",
-        (_, false, false) if schema.is_some() => {
-            "LEAD? (\"<tool_call>\" call (\"\\n<tool_call>\" call)* | answer)"
-        }
-        (CallFormat::Bare, true, true) => "LEAD? call",
-        (CallFormat::Bare, true, false) => "LEAD? call (\"; \" call)*",
-        (CallFormat::Bare, false, true) => "LEAD? (call | PLAIN)",
-        (CallFormat::Bare, false, false) => "LEAD? (call (\"; \" call)* | PLAIN)",
-        (_, true, true) => "LEAD? \"<tool_call>\" call",
-        (_, true, false) => "LEAD? \"<tool_call>\" call (\"\\n<tool_call>\" call)*",
-        (_, false, true) => "tail | head call",
-        (_, false, false) => "(head call)* tail",
+        _ if must => format!("LEAD? {calls}"),
+        _ if schema.is_some() => format!("LEAD? ({calls} | answer)"),
+        (CallFormat::Bare, ..) => format!("LEAD? ({calls} | PLAIN)"),
+        (_, _, true) => "tail | head call".to_string(),
+        (_, _, false) => "(head call)* tail".to_string(),
     };
     let _ = writeln!(rules, "start: {start}");
     rules.push_str("LEAD: /\\n{1,2}/\nTEXT: /(.|\\n)*/\ntail: TEXT\n");
@@ -61,9 +65,9 @@ pub fn rules(
     let _ = writeln!(rules, "call: {}", names.join(" | "));
     for (name, tool) in names.iter().zip(allowed) {
         match format {
-            CallFormat::Json => json_call(name, tool, "arguments", true, &mut rules),
-            CallFormat::Bare => json_call(name, tool, "parameters", false, &mut rules),
-            CallFormat::Xml => xml_call(name, tool, &mut rules),
+            CallFormat::Json => json_call(name, tool, must, "arguments", true, &mut rules),
+            CallFormat::Bare => json_call(name, tool, must, "parameters", false, &mut rules),
+            CallFormat::Xml => xml_call(name, tool, must, &mut rules),
         }
     }
     Some(rules)
@@ -74,7 +78,7 @@ fn bare_or_answer(tools: &[&Tool], answer: &Json) -> String {
     let calls = tools.iter().map(|tool| {
         json!({
             "type": "object", "additionalProperties": false, "required": ["name", "parameters"],
-            "properties": {"name": {"const": tool.name}, "parameters": schema(tool)},
+            "properties": {"name": {"const": tool.name}, "parameters": schema(tool, false)},
         })
     });
     let kinds: Vec<Json> = calls.chain([answer.clone()]).collect();
@@ -82,17 +86,29 @@ fn bare_or_answer(tools: &[&Tool], answer: &Json) -> String {
     format!("start: LEAD? any\nLEAD: /\\n{{1,2}}/\nany: %json {any}\n")
 }
 
-/// What is not strict is any object.
-fn schema(tool: &Tool) -> Json {
-    match tool.strict {
+/// What is neither strict nor a call that `must` come is any object.
+fn schema(tool: &Tool, must: bool) -> Json {
+    match tool.strict || must {
         true => tool.parameters.clone(),
         false => json!({"type": "object"}),
     }
 }
 
-fn json_call(rule: &str, tool: &Tool, key: &str, marked: bool, rules: &mut String) {
+/// A schema for the grammar. One that is not strict is followed as far as the parser knows it:
+/// clients write words into it that say nothing of JSON's form.
+fn ruled(schema: &Json, tool: &Tool) -> Json {
+    let mut schema = bounded_space(schema);
+    if !tool.strict
+        && let Some(options) = schema.get_mut("x-guidance")
+    {
+        options["lenient"] = true.into();
+    }
+    schema
+}
+
+fn json_call(rule: &str, tool: &Tool, must: bool, key: &str, marked: bool, rules: &mut String) {
     let open = literal(&format!("{{\"name\": \"{}\", \"{key}\": ", tool.name));
-    let schema = bounded_space(&schema(tool));
+    let schema = ruled(&schema(tool, must), tool);
     let _ = match marked {
         true => writeln!(
             rules,
@@ -103,7 +119,7 @@ fn json_call(rule: &str, tool: &Tool, key: &str, marked: bool, rules: &mut Strin
     let _ = writeln!(rules, "{rule}_arguments: %json {schema}");
 }
 
-fn xml_call(rule: &str, tool: &Tool, rules: &mut String) {
+fn xml_call(rule: &str, tool: &Tool, must: bool, rules: &mut String) {
     let open = literal(&format!("\n<function={}>\n", tool.name));
     let properties = tool.parameters["properties"].as_object();
     let required = |key: &str| {
@@ -117,7 +133,7 @@ fn xml_call(rule: &str, tool: &Tool, rules: &mut String) {
         let optional = if required(key) { "" } else { "?" };
         let _ = write!(parameters, " {parameter}{optional}");
         let open = literal(&format!("<parameter={key}>\n"));
-        let value = xml_value(schema, tool, &parameter, &mut definitions);
+        let value = xml_value(schema, tool, must, &parameter, &mut definitions);
         let _ = writeln!(definitions, "{parameter}: {open} {value}");
     }
     let _ = writeln!(
@@ -128,11 +144,20 @@ fn xml_call(rule: &str, tool: &Tool, rules: &mut String) {
 }
 
 /// A value and what closes it.
-fn xml_value(schema: &Json, tool: &Tool, rule: &str, definitions: &mut String) -> String {
+fn xml_value(
+    schema: &Json,
+    tool: &Tool,
+    must: bool,
+    rule: &str,
+    definitions: &mut String,
+) -> String {
     let close = literal("\n</parameter>\n");
-    if let Some(values) = schema["enum"].as_array()
-        && tool.strict
-    {
+    let exact = tool.strict || must;
+    let values = match (&schema["enum"], schema.get("const")) {
+        (Json::Array(values), _) => Some(values.clone()),
+        (_, only) => only.map(|only| vec![only.clone()]),
+    };
+    if let Some(values) = values.filter(|_| exact) {
         let texts = values.iter().map(|value| match value {
             Json::String(text) => literal(text),
             other => literal(&other.to_string()),
@@ -142,9 +167,12 @@ fn xml_value(schema: &Json, tool: &Tool, rule: &str, definitions: &mut String) -
     if super::xml::accepts_text(schema) {
         return "value".to_string();
     }
-    let mut schema = match tool.strict {
+    let mut schema = match exact {
         true => schema.clone(),
-        false => json!({"type": schema["type"]}),
+        false => match schema.get("type") {
+            Some(kind) => json!({"type": kind}),
+            None => json!({}),
+        },
     };
     // References lead into the whole schema.
     for name in ["$defs", "definitions"] {
@@ -152,11 +180,7 @@ fn xml_value(schema: &Json, tool: &Tool, rule: &str, definitions: &mut String) -
             schema[name] = shared.clone();
         }
     }
-    let _ = writeln!(
-        definitions,
-        "{rule}_value: %json {}",
-        bounded_space(&schema)
-    );
+    let _ = writeln!(definitions, "{rule}_value: %json {}", ruled(&schema, tool));
     format!("{rule}_value {close}")
 }
 

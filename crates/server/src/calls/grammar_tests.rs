@@ -53,7 +53,7 @@ fn calls(format: CallFormat, text: &str) -> Vec<(String, String)> {
     let mut parser = CallParser::new(format, &tools(true));
     let mut pieces = Vec::new();
     parser.push(text, &mut pieces);
-    parser.finish(&mut pieces);
+    parser.finish(false, &mut pieces);
     let mut calls: Vec<(String, String)> = Vec::new();
     for piece in pieces {
         match piece {
@@ -180,6 +180,47 @@ fn rules_only_where_they_are_needed() {
     assert!(rules(false, ToolChoice::Auto).is_none());
     assert!(rules(true, ToolChoice::None).is_none());
     assert!(rules(true, ToolChoice::Auto).is_some());
-    let loose = rules(false, ToolChoice::Required).unwrap();
-    assert!(allowed(&loose, &JSON.replace("city", "town")));
+}
+
+#[test]
+fn a_forced_call_follows_its_schema_without_strict_too() {
+    for (format, text) in [
+        (CallFormat::Json, JSON),
+        (CallFormat::Xml, XML),
+        (CallFormat::Bare, BARE),
+    ] {
+        for choice in [ToolChoice::Required, ToolChoice::Function("weather".into())] {
+            let rules = rules(format, &tools(false), &choice, false, None).unwrap();
+            assert!(allowed(&rules, text), "{format:?}");
+            assert!(
+                !allowed(&rules, &text.replace("city", "town")),
+                "{format:?}"
+            );
+        }
+    }
+    let wrong = XML.replace("\nf\n", "\nk\n");
+    let rules = |tools: &[Tool]| rules(CallFormat::Xml, tools, &ToolChoice::Required, false, None);
+    assert!(!allowed(&rules(&tools(false)).unwrap(), &wrong));
+    // Words of a schema that no grammar knows are passed over where nothing strict was asked for.
+    let mut tools = tools(false);
+    for strict in [false, true] {
+        tools[0].strict = strict;
+        tools[0].parameters["properties"]["days"]["multipleOf"] = json!(1);
+        tools[0].parameters["properties"]["days"]["not"] = json!({"const": 7});
+        let made = Grammar::lark(&VOCABULARY, &rules(&tools).unwrap(), Thought::None);
+        assert_eq!(made.is_ok(), !strict);
+    }
+}
+
+#[test]
+fn forced_calls_come_to_an_end() {
+    for (format, text, between) in [
+        (CallFormat::Json, JSON, "\n"),
+        (CallFormat::Xml, XML, "\n"),
+        (CallFormat::Bare, BARE, "; "),
+    ] {
+        let rules = rules(format, &tools(false), &ToolChoice::Required, false, None).unwrap();
+        assert!(allowed(&rules, &[text; 16].join(between)), "{format:?}");
+        assert!(!allowed(&rules, &[text; 17].join(between)), "{format:?}");
+    }
 }

@@ -62,6 +62,16 @@ impl JsonCall {
         !matches!(self.stage, Stage::Header)
     }
 
+    /// Whether what was read of a call that has not begun looks like one of a tool with one of
+    /// these names: like `{"name": "`, the name and what follows it, as far as it goes.
+    pub fn resembles<S: AsRef<str>>(&self, names: &[S]) -> bool {
+        let written: String = self.raw.chars().filter(|c| !c.is_whitespace()).collect();
+        names.iter().any(|name| {
+            let call = format!("{{\"name\":\"{}\"", name.as_ref());
+            written.starts_with(&call) || call.starts_with(&written)
+        })
+    }
+
     /// What was read of a call that has not begun.
     pub fn take_raw(&mut self) -> String {
         std::mem::take(&mut self.raw)

@@ -206,10 +206,21 @@ impl MarkedParser {
         true
     }
 
-    /// The answer has ended.
-    pub fn finish(&mut self, out: &mut Vec<Piece>) {
+    /// The answer has ended, or was cut short.
+    pub fn finish(&mut self, cut: bool, out: &mut Vec<Piece>) {
+        let names: Vec<&str> = self.tools.iter().map(|tool| tool.name.as_str()).collect();
         match &mut self.state {
-            State::Start | State::Text => {}
+            State::Start => {}
+            State::Text if cut => {
+                let undecided = self.undecided();
+                if undecided > 0 {
+                    let text = self.held[..self.held.len() - undecided].trim_end();
+                    self.held.truncate(text.len());
+                }
+            }
+            State::Text => {}
+            State::Opened | State::Xml(_) if cut => return,
+            State::Json(call) if cut && (!call.is_bare() || call.resembles(&names)) => return,
             State::Opened => self.no_call(String::new(), out),
             State::Json(call) if !call.begun() => {
                 let raw = call.take_raw();

@@ -88,11 +88,12 @@ impl CallParser {
         }
     }
 
-    /// The answer has ended: appends what was held back.
-    pub fn finish(&mut self, out: &mut Vec<Piece>) {
+    /// The answer has ended: appends what was held back. Where it was `cut` short, the beginning
+    /// of a call is no text, and no call is taken for whole that may not be.
+    pub fn finish(&mut self, cut: bool, out: &mut Vec<Piece>) {
         match self {
-            CallParser::Marked(parser) => parser.finish(out),
-            CallParser::Bare(parser) => parser.finish(out),
+            CallParser::Marked(parser) => parser.finish(cut, out),
+            CallParser::Bare(parser) => parser.finish(cut, out),
         }
     }
 }

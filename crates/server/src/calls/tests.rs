@@ -36,16 +36,21 @@ fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
 }
 
 fn parse(format: CallFormat, pieces: &[&str]) -> Vec<Piece> {
+    ended(format, pieces, false)
+}
+
+fn ended(format: CallFormat, pieces: &[&str], cut: bool) -> Vec<Piece> {
     let mut parser = CallParser::new(format, &tools());
     let mut out = Vec::new();
     for piece in pieces {
         parser.push(piece, &mut out);
     }
-    parser.finish(&mut out);
+    parser.finish(cut, &mut out);
     joined(out)
 }
 
-/// Parses a text whole, by characters and cut at every place: always the same.
+/// Parses a text whole, by characters and cut at every place: always the same. Calls leaked as
+/// markup or were made up where marks were cut: waybarrios/vllm-mlx#107, #55, 1CatAI/1Cat-vLLM#552.
 fn every_way(format: CallFormat, text: &str) -> Vec<Piece> {
     let whole = parse(format, &[text]);
     let letters: Vec<String> = text.chars().map(String::from).collect();
@@ -200,6 +205,64 @@ fn a_cut_call_has_no_end() {
     );
 }
 
+/// Wherever an answer is cut, no markup is handed out as text, the text before stays, and a call
+/// is whole only where its arguments are.
+#[test]
+fn an_answer_cut_anywhere_leaks_nothing() {
+    let json = "I look.\n\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"a\", \"days\": 2}}\n</tool_call>\n<tool_call>\n{\"name\": \"time\", \"arguments\": {}}\n</tool_call>";
+    let xml = "I look.\n\n<tool_call>\n<function=weather>\n<parameter=city>\na\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=time>\n</function>\n</tool_call>";
+    let marks = json.replace("I look.\n\n", "");
+    let naked = "{\"name\": \"weather\", \"arguments\": {\"city\": \"a\", \"days\": 2}}";
+    let bare = "{\"name\": \"weather\", \"parameters\": {\"city\": \"a\", \"days\": 2}}; {\"name\": \"time\", \"parameters\": {}}";
+    let weather = serde_json::json!({"city": "a", "days": 2});
+    for (format, text, said) in [
+        (CallFormat::Json, json, "I look."),
+        (CallFormat::Json, &marks, ""),
+        (CallFormat::Json, naked, ""),
+        (CallFormat::Xml, xml, "I look."),
+        (CallFormat::Bare, bare, ""),
+    ] {
+        for cut in 0..=text.len() {
+            let mut open = false;
+            let mut calls: Vec<String> = Vec::new();
+            for piece in ended(format, &[&text[..cut]], true) {
+                match piece {
+                    Piece::Text(shown) => assert!(said.starts_with(shown.trim_end()), "{shown:?}"),
+                    Piece::Call { .. } => {
+                        open = true;
+                        calls.push(String::new());
+                    }
+                    Piece::Arguments(more) => calls.last_mut().unwrap().push_str(&more),
+                    Piece::CallEnd => open = false,
+                    Piece::Reasoning(_) => unreachable!(),
+                }
+            }
+            let whole = calls.len() - usize::from(open);
+            for (arguments, expected) in calls[..whole]
+                .iter()
+                .zip([&weather, &serde_json::json!({})])
+            {
+                let arguments: serde_json::Value = serde_json::from_str(arguments).unwrap();
+                assert_eq!(arguments, *expected, "{format:?} {:?}", &text[..cut]);
+            }
+            if cut == text.len() {
+                assert_eq!(whole, if text == naked { 1 } else { 2 });
+            }
+        }
+    }
+    // What only begins like JSON is an answer that was cut.
+    for (format, text) in [
+        (CallFormat::Json, "{\"names\": [\"a\", "),
+        (CallFormat::Json, "{\"name\": \"Ann\", \"age\": 3"),
+        (CallFormat::Bare, "{\"name\": \"Ann\", \"age\": 3"),
+        (CallFormat::Xml, "a <table> b"),
+    ] {
+        assert_eq!(ended(format, &[text], true), [say(text)]);
+    }
+}
+
+/// Arguments are JSON for clients, whatever the model writes: QwenLM/Qwen3.8#125,
+/// continuedev/continue#11453.
 #[test]
 fn xml_calls() {
     let xml = |text: &str| every_way(CallFormat::Xml, text);

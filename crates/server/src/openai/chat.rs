@@ -27,11 +27,11 @@ pub async fn answer(
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
     let (wanted, stream, options, with_logprobs) = prepare(&app, bytes, |served, bytes| {
-        let request: ChatRequest = body::parse(bytes)?;
+        let (request, sampling): (ChatRequest, _) = body::parse(bytes)?;
         served.check_name(request.model.as_deref())?;
         let stream = request.stream.unwrap_or(false);
         let options = request.stream_options.clone().unwrap_or_default();
-        let question = request.question()?;
+        let question = request.question(sampling)?;
         let with_logprobs = question.options.logprobs.is_some();
         let wanted = answers(served, &question)?;
         Ok((wanted, stream, options, with_logprobs))

@@ -1,14 +1,14 @@
 //! Bodies of `/v1/chat/completions`.
 
-use super::fields::{call_json, format_of, logit_bias, thinking, tool, tool_choice, top_k};
-use crate::body::{Content, OneOrMany, Seed};
+use super::fields::{call_json, format_of, thinking, tool, tool_choice};
+use crate::body::{Content, OneOrMany};
 use crate::error::ApiError;
 use crate::question::{Format, Options, Question};
+use crate::sampling_fields::SamplingFields;
 use crate::tools::Tool;
 use kozue_engine::chat::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
-use std::collections::BTreeMap;
 
 /// A body. Fields that OpenAI knows and this server cannot honour are named here to be refused;
 /// unknown ones are ignored.
@@ -20,15 +20,6 @@ pub struct ChatRequest {
     pub stream_options: Option<StreamOptions>,
     max_tokens: Option<usize>,
     max_completion_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    seed: Option<Seed>,
     stop: Option<OneOrMany>,
     n: Option<usize>,
     logprobs: Option<bool>,
@@ -107,7 +98,7 @@ struct NamedSchema {
 
 impl ChatRequest {
     /// In the server's own terms.
-    pub fn question(self) -> Result<Question, ApiError> {
+    pub fn question(self, sampling: SamplingFields) -> Result<Question, ApiError> {
         self.refuse_unsupported()?;
         let mut messages = Vec::with_capacity(self.messages.len());
         for (index, message) in self.messages.into_iter().enumerate() {
@@ -127,15 +118,6 @@ impl ChatRequest {
         )?;
         let options = Options {
             max_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: top_k(self.top_k)?,
-            min_p: self.min_p,
-            presence_penalty: self.presence_penalty,
-            frequency_penalty: self.frequency_penalty,
-            repetition_penalty: self.repetition_penalty,
-            logit_bias: logit_bias(self.logit_bias)?,
-            seed: self.seed.map(u64::from),
             stop: self.stop.map(Vec::from).unwrap_or_default(),
             n: self.n.unwrap_or(1),
             drafts: self.stream == Some(true)
@@ -150,6 +132,7 @@ impl ChatRequest {
                 }
                 _ => None,
             },
+            ..sampling.options()?
         };
         options.check()?;
         Ok(Question {
@@ -268,7 +251,8 @@ mod tests {
 
     fn read(body: Json) -> Result<Question, ApiError> {
         let text = body.to_string();
-        crate::body::parse::<ChatRequest>(text.as_bytes())?.question()
+        let (request, sampling) = crate::body::parse::<ChatRequest>(text.as_bytes())?;
+        request.question(sampling)
     }
 
     fn with(field: &str, value: Json) -> Result<Question, ApiError> {
@@ -331,7 +315,10 @@ mod tests {
             ("n", json!(17), "n"),
             ("top_logprobs", json!(2), "top_logprobs"),
             ("stop", json!({}), "stop"),
+            ("stop", json!(""), "stop"),
+            ("stop", json!(["a", ""]), "stop"),
             ("logit_bias", json!({"x": 1}), "logit_bias"),
+            ("logit_bias", json!({"1": "x"}), "logit_bias.1"),
             ("logit_bias", json!({"1": 101}), "logit_bias"),
             (
                 "response_format",
@@ -393,6 +380,19 @@ mod tests {
         }
         let question = with("chat_template_kwargs", json!({"x": 1})).unwrap();
         assert_eq!(question.variables["x"], 1);
+    }
+
+    #[test]
+    fn top_k_of_minus_1_or_0_is_off() {
+        let recommended = kozue_engine::sampling::Sampling {
+            top_k: Some(20),
+            ..kozue_engine::sampling::Sampling::greedy()
+        };
+        for (given, kept) in [(-1, None), (0, None), (7, Some(7))] {
+            let question = with("top_k", json!(given)).unwrap();
+            let sampling = question.options.sampling(recommended.clone(), 0, 0);
+            assert_eq!(sampling.top_k, kept, "{given}");
+        }
     }
 
     #[test]

@@ -1,11 +1,10 @@
 //! `/v1/completions`: plain text, continued.
 
 use super::chat_request::StreamOptions;
-use super::fields::{logit_bias, top_k};
 use super::{FINGERPRINT, finish_reason, logprobs, usage};
 use crate::answering::{Answering, Cost, Ended, Finish, Wanted, Whole};
 use crate::app::App;
-use crate::body::{self, OneOrMany, Seed};
+use crate::body::{self, OneOrMany};
 use crate::calls::Piece;
 use crate::chat_answers::check_length;
 use crate::error::{ApiError, Dialect};
@@ -13,6 +12,7 @@ use crate::ids::{new_id, new_seed};
 use crate::output::Output;
 use crate::preparing::prepare;
 use crate::question::Options;
+use crate::sampling_fields::SamplingFields;
 use crate::served::{Served, now};
 use crate::sse::{self, Events, Writer};
 use axum::Json;
@@ -23,7 +23,6 @@ use kozue_engine::scheduler::Token;
 use kozue_engine::{Error, LanguageModel, Request};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Most prompts of one request.
@@ -36,15 +35,6 @@ struct CompletionRequest {
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     max_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    seed: Option<Seed>,
     stop: Option<OneOrMany>,
     n: Option<usize>,
     best_of: Option<usize>,
@@ -87,9 +77,9 @@ pub async fn answer(
         stream,
         include_usage,
     } = prepare(&app, bytes, |served, bytes| {
-        let request: CompletionRequest = body::parse(bytes)?;
+        let (request, sampling): (CompletionRequest, _) = body::parse(bytes)?;
         served.check_name(request.model.as_deref())?;
-        read(served, request)
+        read(served, request, sampling)
     })
     .await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
@@ -130,7 +120,11 @@ struct Prepared {
     include_usage: bool,
 }
 
-fn read(served: &Served, request: CompletionRequest) -> Result<Prepared, ApiError> {
+fn read(
+    served: &Served,
+    request: CompletionRequest,
+    sampling: SamplingFields,
+) -> Result<Prepared, ApiError> {
     let n = request.n.unwrap_or(1);
     if request.best_of.is_some_and(|best_of| best_of != n) {
         return Err(ApiError::field(
@@ -143,19 +137,10 @@ fn read(served: &Served, request: CompletionRequest) -> Result<Prepared, ApiErro
     }
     let options = Options {
         max_tokens: Some(request.max_tokens.unwrap_or(DEFAULT_TOKENS)),
-        temperature: request.temperature,
-        top_p: request.top_p,
-        top_k: top_k(request.top_k)?,
-        min_p: request.min_p,
-        presence_penalty: request.presence_penalty,
-        frequency_penalty: request.frequency_penalty,
-        repetition_penalty: request.repetition_penalty,
-        logit_bias: logit_bias(request.logit_bias)?,
-        seed: request.seed.map(u64::from),
         stop: request.stop.map(Vec::from).unwrap_or_default(),
         n,
-        drafts: false,
         logprobs: request.logprobs,
+        ..sampling.options()?
     };
     options.check()?;
     let prompts: Vec<Prompt> = match request.prompt {

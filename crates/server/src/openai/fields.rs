@@ -4,7 +4,6 @@ use crate::error::ApiError;
 use crate::question::Format;
 use crate::tools::{Tool, ToolChoice};
 use serde_json::{Map, Value as Json, json};
-use std::collections::BTreeMap;
 
 /// A call in OpenAI's form.
 pub fn call_json(id: &str, name: &str, arguments: &str) -> Json {
@@ -133,29 +132,4 @@ pub fn thinking(
         }
     };
     Ok((by_template.or(enable).or(by_effort), variables))
-}
-
-/// -1 and 0 mean all tokens.
-pub fn top_k(top_k: Option<i64>) -> Result<Option<usize>, ApiError> {
-    match top_k {
-        None => Ok(None),
-        Some(-1) => Ok(Some(0)),
-        Some(k) => usize::try_from(k)
-            .map(Some)
-            .map_err(|_| ApiError::field("top_k", format!("top_k must be 0 or more, not {k}"))),
-    }
-}
-
-/// Token ids are keys of an object, so they are text.
-pub fn logit_bias(bias: Option<BTreeMap<String, f32>>) -> Result<Vec<(u32, f32)>, ApiError> {
-    bias.unwrap_or_default()
-        .into_iter()
-        .map(|(token, bias)| match token.parse() {
-            Ok(id) => Ok((id, bias)),
-            Err(_) => {
-                let message = format!("logit_bias: {token:?} is no token id");
-                Err(ApiError::field("logit_bias", message))
-            }
-        })
-        .collect()
 }

@@ -9,7 +9,7 @@ pub mod models;
 pub mod responses;
 mod responses_request;
 
-pub(crate) use fields::{call_json, tool, top_k};
+pub(crate) use fields::{call_json, tool};
 
 use crate::answering::{Cost, Finish};
 use serde_json::{Value as Json, json};

@@ -9,6 +9,7 @@ use crate::chat_answers::answers;
 use crate::error::ApiError;
 use crate::ids::new_id;
 use crate::preparing::prepare;
+use crate::sampling_fields::SamplingFields;
 use crate::served::{Served, now};
 use crate::sse::{self, Events, Writer};
 use axum::Json;
@@ -23,11 +24,12 @@ pub async fn answer(
     body::Whole(bytes): body::Whole,
 ) -> Result<Response, ApiError> {
     let (wanted, stream, head) = prepare(&app, bytes, |served, bytes| {
-        let request: ResponsesRequest = body::parse(bytes)?;
+        let (request, sampling): (ResponsesRequest, _) = body::parse(bytes)?;
         served.check_name(request.model.as_deref())?;
         let stream = request.stream.unwrap_or(false);
-        let head = Head::new(served, &request);
-        Ok((answers(served, &request.question()?)?, stream, head))
+        let head = Head::new(served, &request, &sampling);
+        let question = request.question(sampling)?;
+        Ok((answers(served, &question)?, stream, head))
     })
     .await?;
     let answering = Answering::start(Arc::clone(&app), wanted).await?;
@@ -45,7 +47,7 @@ pub async fn answer(
 struct Head(Value);
 
 impl Head {
-    fn new(served: &Served, request: &ResponsesRequest) -> Head {
+    fn new(served: &Served, request: &ResponsesRequest, sampling: &SamplingFields) -> Head {
         Head(json!({
             "id": new_id("resp_"),
             "object": "response",
@@ -60,10 +62,10 @@ impl Head {
             "parallel_tool_calls": request.parallel_tool_calls.unwrap_or(true),
             "previous_response_id": null,
             "store": false,
-            "temperature": request.temperature,
+            "temperature": sampling.temperature,
             "tool_choice": request.tool_choice.clone().unwrap_or_else(|| "auto".into()),
             "tools": request.tools(),
-            "top_p": request.top_p,
+            "top_p": sampling.top_p,
             "truncation": "disabled",
             "metadata": request.metadata.clone().unwrap_or_else(|| json!({})),
             "usage": null,
@@ -97,22 +99,34 @@ fn status(finish: Finish) -> &'static str {
 }
 
 fn items(answer: Whole, finish: Finish) -> Vec<Value> {
-    let mut items = Vec::new();
-    let mut add = |kind: Kind, text: String| {
-        let mut item = Item::new(kind);
-        item.text = text;
-        items.push(item.whole(status(finish)));
-    };
+    let mut parts = Vec::new();
     if !answer.reasoning.is_empty() {
-        add(Kind::Reasoning, answer.reasoning);
+        parts.push((Kind::Reasoning, answer.reasoning));
     }
-    if !answer.text.is_empty() || answer.calls.is_empty() {
-        add(Kind::Message, answer.text);
+    if !answer.text.is_empty() {
+        parts.push((Kind::Message, answer.text));
     }
-    for call in answer.calls {
-        add(Kind::Call { name: call.name }, call.arguments);
+    let last_is_whole = answer.cut.is_none() && !answer.calls.is_empty();
+    for call in answer.calls.into_iter().chain(answer.cut) {
+        parts.push((Kind::Call { name: call.name }, call.arguments));
     }
+    if parts.is_empty() {
+        // An empty answer is an empty message.
+        parts.push((Kind::Message, String::new()));
+    }
+    let whole = parts.len() - usize::from(!last_is_whole);
+    let items = parts.into_iter().enumerate();
     items
+        .map(|(place, (kind, text))| {
+            let mut item = Item::new(kind);
+            item.text = text;
+            // Only the last one can have been cut off.
+            item.whole(match place < whole {
+                true => "completed",
+                false => status(finish),
+            })
+        })
+        .collect()
 }
 
 #[derive(Clone, PartialEq)]

@@ -1,9 +1,10 @@
 //! Bodies of `/v1/responses`.
 
-use super::fields::{call_json, format_of, thinking, tool, tool_choice, top_k};
-use crate::body::{Content, Seed};
+use super::fields::{call_json, format_of, thinking, tool, tool_choice};
+use crate::body::Content;
 use crate::error::ApiError;
 use crate::question::{Format, Options, Question};
+use crate::sampling_fields::SamplingFields;
 use crate::tools::Tool;
 use kozue_engine::chat::Message;
 use serde::Deserialize;
@@ -17,11 +18,6 @@ pub struct ResponsesRequest {
     pub instructions: Option<String>,
     pub stream: Option<bool>,
     pub max_output_tokens: Option<usize>,
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    seed: Option<Seed>,
     tools: Option<Vec<Json>>,
     pub tool_choice: Option<Json>,
     pub parallel_tool_calls: Option<bool>,
@@ -79,7 +75,7 @@ impl ResponsesRequest {
     }
 
     /// In the server's own terms.
-    pub fn question(self) -> Result<Question, ApiError> {
+    pub fn question(self, sampling: SamplingFields) -> Result<Question, ApiError> {
         self.refuse_unsupported()?;
         let mut reader = Reader::default();
         if let Some(text) = self.instructions {
@@ -102,23 +98,11 @@ impl ResponsesRequest {
         let (thinking, variables) = thinking(variables, None, effort.as_deref())?;
         let options = Options {
             max_tokens: self.max_output_tokens,
-            temperature: self.temperature,
-            top_p: self.top_p,
-            top_k: top_k(self.top_k)?,
-            min_p: self.min_p,
-            seed: self.seed.map(u64::from),
-            n: 1,
-            ..Options::default()
+            ..sampling.options()?
         };
         options
             .check()
-            .map_err(|error| match error.param.as_deref() {
-                Some("max_tokens") => {
-                    let field = "max_output_tokens";
-                    ApiError::field(field, format!("{field} must be at least 1"))
-                }
-                _ => error,
-            })?;
+            .map_err(|error| error.renamed("max_tokens", "max_output_tokens"))?;
         Ok(Question {
             messages: reader.messages,
             tool_choice: tool_choice(self.tool_choice, &tools)?,
@@ -265,7 +249,8 @@ mod tests {
 
     fn read(body: Json) -> Result<Question, ApiError> {
         let text = body.to_string();
-        crate::body::parse::<ResponsesRequest>(text.as_bytes())?.question()
+        let (request, sampling) = crate::body::parse::<ResponsesRequest>(text.as_bytes())?;
+        request.question(sampling)
     }
 
     #[test]

@@ -279,3 +279,39 @@ pub fn weather() -> Value {
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     }})
 }
+
+/// All deltas of an answer put together, as a client does it.
+pub fn assembled(events: &[Value], index: usize) -> Value {
+    let mut message = json!({"content": "", "reasoning_content": "", "tool_calls": []});
+    for event in events {
+        for choice in event["choices"].as_array().unwrap() {
+            if choice["index"] != index {
+                continue;
+            }
+            if !choice["finish_reason"].is_null() {
+                assert!(message["finish_reason"].is_null(), "one end only");
+                message["finish_reason"] = choice["finish_reason"].clone();
+            }
+            let delta = &choice["delta"];
+            for field in ["content", "reasoning_content"] {
+                if let Some(text) = delta[field].as_str() {
+                    let so_far = message[field].as_str().unwrap();
+                    message[field] = format!("{so_far}{text}").into();
+                }
+            }
+            for call in delta["tool_calls"].as_array().into_iter().flatten() {
+                let place = call["index"].as_u64().unwrap() as usize;
+                let calls = message["tool_calls"].as_array_mut().unwrap();
+                if place == calls.len() {
+                    assert!(call["id"].as_str().unwrap().starts_with("call_"));
+                    assert_eq!(call["type"], "function");
+                    calls.push(json!({"name": call["function"]["name"], "arguments": ""}));
+                }
+                let so_far = calls[place]["arguments"].as_str().unwrap();
+                let more = call["function"]["arguments"].as_str().unwrap();
+                calls[place]["arguments"] = format!("{so_far}{more}").into();
+            }
+        }
+    }
+    message
+}
