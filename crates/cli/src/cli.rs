@@ -33,6 +33,8 @@ pub enum Command {
     /// Answer over HTTP, as OpenAI's and Anthropic's APIs do
     #[command(visible_alias = "server")]
     Serve(Box<crate::serve::ServeArgs>),
+    /// Measure servers with OpenAI's API beside each other
+    Compare(crate::compare::CompareArgs),
     /// Measure what drafts cost on this machine, for later runs
     Tune(TuneArgs),
     /// Measure how well a model predicts a text, and how far it is from another
@@ -351,7 +353,7 @@ fn whole<T: FromStr<Err = std::num::ParseIntError> + PartialOrd + Display>(
     }
 }
 
-fn at_least_zero(text: &str) -> Result<usize, String> {
+pub fn at_least_zero(text: &str) -> Result<usize, String> {
     whole(text, 0)
 }
 
@@ -364,7 +366,7 @@ fn seed(text: &str) -> Result<u64, String> {
 }
 
 /// Its range is checked where it is used.
-fn number(text: &str) -> Result<f32, String> {
+pub fn number(text: &str) -> Result<f32, String> {
     match text.trim().parse::<f32>() {
         Ok(number) if number.is_finite() => Ok(number),
         Ok(_) => Err("must be a finite number".into()),

@@ -5,7 +5,9 @@ mod chat;
 mod cli;
 mod closed_output;
 mod command;
+mod compare;
 mod default_model;
+mod document;
 mod draft;
 mod eval;
 mod failure;
@@ -51,6 +53,7 @@ fn start() -> Result<(), Failure> {
         Command::Quantize(args) => quantize::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Eval(args) => eval::run(&args),
         Command::Trace(args) => trace::run(&args),

@@ -2,6 +2,7 @@
 
 use crate::cli::TraceArgs;
 use crate::default_model::model_path;
+use crate::document::{escaped, write};
 use crate::failure::Failure;
 use crate::question;
 use kozue_engine::sampling::Sampling;
@@ -9,7 +10,6 @@ use kozue_engine::speculation::Round;
 use kozue_engine::tokenizer::Tokenizer;
 use kozue_engine::{Answer, Loaded, Request};
 use std::fmt::Write as _;
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Size of a node's box, and of the room that it gets.
@@ -55,19 +55,6 @@ fn told(answer: &Answer) -> String {
         ),
         trees => format!("{trees} trees of {passes} passes"),
     }
-}
-
-/// Writes to a temporary name beside the file, so that a page is whole or not there.
-fn write(path: &Path, page: &str) -> Result<(), Failure> {
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(format!(".{}.tmp", std::process::id()));
-    let temporary = path.with_file_name(name);
-    std::fs::write(&temporary, page)
-        .and_then(|()| std::fs::rename(&temporary, path))
-        .map_err(|error| {
-            let _ = std::fs::remove_file(&temporary);
-            Failure::Failed(format!("{}: cannot be written: {error}", path.display()))
-        })
 }
 
 fn page(answer: &Answer, tokenizer: &Tokenizer, prompt: &str, model: &str) -> String {
@@ -198,18 +185,12 @@ fn shown(token: u32, tokenizer: &Tokenizer) -> String {
     }
 }
 
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-        .replace('"', "&quot;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use kozue_engine::Loaded;
     use kozue_kernels::{Cpu, KvType};
+    use std::path::Path;
 
     #[test]
     fn a_picture_shows_every_node_once_and_marks_the_accepted() {

@@ -2,77 +2,10 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
-use support::{fails, kozue, run, tiny};
-
-struct Server {
-    child: Child,
-    address: String,
-    folder: tempfile::TempDir,
-}
-
-impl Server {
-    fn start(args: &[&str]) -> Server {
-        let folder = tempfile::tempdir().unwrap();
-        let mut child = kozue(folder.path())
-            .args(["serve", tiny("qwen3_5").to_str().unwrap(), "--port", "0"])
-            .args(args)
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let stderr = child.stderr.take().unwrap();
-        BufReader::new(stderr).read_line(&mut line).unwrap();
-        let (start, address) = line.trim().rsplit_once("http://").expect(&line);
-        assert_eq!(start, "kozue: qwen3_5 at ");
-        Server {
-            address: address.to_string(),
-            child,
-            folder,
-        }
-    }
-
-    fn send(&self, request: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        stream
-    }
-
-    fn post(&self, body: &str) -> TcpStream {
-        let length = body.len();
-        self.send(&format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-        ))
-    }
-
-    fn signal(&self) {
-        let id = self.child.id().to_string();
-        let status = Command::new("kill").args(["-TERM", &id]).status().unwrap();
-        assert!(status.success());
-    }
-
-    fn wait(&mut self) -> i32 {
-        let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(60) {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code().expect("it ends by itself");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("the server does not end");
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = &self.folder;
-    }
-}
+use support::server::Server;
+use support::{fails, run, tiny};
 
 fn rest(mut stream: TcpStream) -> String {
     let mut text = String::new();

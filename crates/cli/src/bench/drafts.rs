@@ -5,6 +5,7 @@
 //! answers to a prompt must have the same tokens.
 
 use crate::bench::median;
+use crate::bench::prompts::{self, Prompt};
 use crate::cli::BenchArgs;
 use crate::failure::Failure;
 use crate::panel::progress;
@@ -12,21 +13,11 @@ use crate::question;
 use kozue_engine::sampling::Sampling;
 use kozue_engine::speculation::{DraftKind, Speculation, SpeculationOptions};
 use kozue_engine::{Answer, Loaded, Request};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::json;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
-
-/// Prompts that come with the program.
-const PROMPTS: &str = include_str!("prompts.jsonl");
-
-/// A prompt and the group that its figures belong to.
-#[derive(Clone, Deserialize)]
-struct Prompt {
-    category: String,
-    prompt: String,
-}
 
 /// One way to draft.
 struct Way {
@@ -60,7 +51,7 @@ struct Line {
 }
 
 pub fn run(args: &BenchArgs, path: &Path, loaded: &mut Loaded) -> Result<(), Failure> {
-    let prompts = prompts(args)?;
+    let prompts = prompts::read(args.prompts.as_deref())?;
     let ways = ways(args, path, loaded)?;
     let mut outcomes: Vec<Vec<Vec<Outcome>>> = ways
         .iter()
@@ -115,36 +106,6 @@ pub fn run(args: &BenchArgs, path: &Path, loaded: &mut Loaded) -> Result<(), Fai
         .lock()
         .write_all(text.as_bytes())
         .map_err(Failure::output)
-}
-
-fn prompts(args: &BenchArgs) -> Result<Vec<Prompt>, Failure> {
-    let (text, source) = match &args.prompts {
-        None => (PROMPTS.to_string(), "prompts".to_string()),
-        Some(path) => {
-            let text = std::fs::read_to_string(path)
-                .map_err(|e| Failure::Failed(format!("{}: {e}", path.display())))?;
-            (text, path.display().to_string())
-        }
-    };
-    let prompts = text
-        .lines()
-        .enumerate()
-        .filter(|(_, line)| !line.trim().is_empty())
-        .map(|(number, line)| {
-            serde_json::from_str(line).map_err(|error| {
-                Failure::Failed(format!(
-                    "{source}, line {}: {error}; a line is {{\"category\": \"...\", \"prompt\": \"...\"}}",
-                    number + 1
-                ))
-            })
-        })
-        .collect::<Result<Vec<Prompt>, Failure>>()?;
-    if prompts.is_empty() {
-        return Err(Failure::Failed(format!(
-            "{source}: there is no prompt in it"
-        )));
-    }
-    Ok(prompts)
 }
 
 /// Plain decoding first, then the way that the options ask for, or else every way that this model
@@ -232,14 +193,8 @@ fn decode_seconds(answer: &Answer) -> f64 {
 }
 
 fn lines(prompts: &[Prompt], ways: &[Way], outcomes: &[Vec<Vec<Outcome>>]) -> Vec<Line> {
-    let mut categories: Vec<&str> = Vec::new();
-    for prompt in prompts {
-        if !categories.contains(&prompt.category.as_str()) {
-            categories.push(&prompt.category);
-        }
-    }
     let mut lines = Vec::new();
-    for category in categories {
+    for category in prompts::categories(prompts) {
         for (way, outcomes) in ways.iter().zip(outcomes) {
             // A prompt's figure is the median over its repetitions.
             let of: Vec<&Vec<Outcome>> = prompts

@@ -3,6 +3,7 @@
 
 mod drafts;
 mod passes;
+pub mod prompts;
 
 use crate::cli::BenchArgs;
 use crate::default_model::model_path;
@@ -20,7 +21,8 @@ pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The middle value; NaN where there is none.
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {

@@ -1,6 +1,8 @@
 //! Running the program in tests.
 #![allow(dead_code)]
 
+pub mod server;
+
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
