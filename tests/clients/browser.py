@@ -42,7 +42,7 @@ def chunks(text, thought=""):
 
 
 with sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+    browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-background-networking", "--disable-component-update"])
     page = browser.new_page(viewport={"width": 1000, "height": 800})
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
