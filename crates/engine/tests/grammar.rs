@@ -94,6 +94,7 @@ fn nothing_but_an_end_follows_a_whole_text() {
     assert!(grammar.accept(ENDS[1]).unwrap());
 }
 
+/// vllm-project/vllm#55313: 250,000 spaces for an answer.
 #[test]
 fn white_space_is_bounded() {
     let mut grammar = person();

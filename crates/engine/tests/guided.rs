@@ -64,6 +64,7 @@ fn answer(loaded: &Loaded, grammar: &Grammar, seed: u64) -> Answer {
     answer
 }
 
+/// Grammars with drafts: vllm-project/vllm#15554, #11484, #52620; sgl-project/sglang#17576, #16541.
 #[test]
 fn answers_follow_their_schema_whatever_drafts() {
     let [plain, drafting] = [false, true].map(loaded);
@@ -118,4 +119,58 @@ fn the_answer_waits_for_the_thought() {
             assert_eq!(answer.finish_reason, FinishReason::Length);
         }
     }
+}
+
+/// The grammar begins where the thought ends, also in the midst of a draft:
+/// vllm-project/vllm#36138, #44993.
+#[test]
+fn a_thought_may_end_inside_a_draft() {
+    let [plain, drafting] = [false, true].map(loaded);
+    let close = plain.tokenizer.id("</think>").unwrap();
+    let word = plain.raw_prompt("a").unwrap()[0];
+    // What follows the end of a thought here is what the answer must not say.
+    let wrong = plain.raw_prompt("maybe").unwrap();
+    let mut prompt = Vec::new();
+    for length in 1..5 {
+        prompt.extend(std::iter::repeat_n(word, length));
+        prompt.push(close);
+        prompt.extend(&wrong);
+    }
+    prompt.push(word);
+    let mut ended_inside = 0;
+    for seed in 0..20 {
+        let [a, b] = [&plain, &drafting].map(|loaded| {
+            let grammar = Grammar::regex(&vocabulary(loaded), "yes|no", Thought::Open).unwrap();
+            let request = Request {
+                prompt: prompt.clone(),
+                sampling: Sampling {
+                    temperature: 1.0,
+                    seed,
+                    logit_bias: vec![(word, 60.0), (close, 60.0)],
+                    ..Sampling::greedy()
+                },
+                max_tokens: Some(60),
+                stop: Vec::new(),
+                grammar: Some(grammar),
+                logprobs: None,
+                ignore_eos: false,
+                trace: true,
+            };
+            let mut session = loaded.session(None);
+            session
+                .generate(&request, &AtomicBool::new(false), &mut |_| ())
+                .unwrap()
+        });
+        assert_eq!(a.token_ids, b.token_ids, "seed {seed}");
+        if let Some(end) = b.token_ids.iter().position(|token| *token == close) {
+            let said = drafting.tokenizer.decode(&b.token_ids[end + 1..]);
+            assert!(["yes", "no"].contains(&said.as_str()), "{said:?}");
+        }
+        let inside = b.trace.iter().any(|round| {
+            let accepted = round.path.iter().filter(|node| **node > 0);
+            accepted.clone().any(|node| round.tokens[*node] == close)
+        });
+        ended_inside += usize::from(inside);
+    }
+    assert!(ended_inside > 0, "no thought ended inside a draft");
 }
