@@ -3,13 +3,17 @@
 use std::path::Path;
 
 use kozue_kernels::Matrix;
+use serde_json::{Map, Value};
 
 use crate::config::ConfigFile;
+use crate::converted::Converted;
 use crate::description::Description;
 use crate::error::Error;
+use crate::fields::Fields;
 use crate::shards::Shards;
 use crate::source::{Note, Source, TensorInfo};
 use crate::text::TextSide;
+use crate::{awq, compressed_tensors, float8, gptq, mlx};
 
 /// A directory as transformers saves it.
 pub(crate) struct HuggingFace {
@@ -27,6 +31,52 @@ impl HuggingFace {
             shards,
         })
     }
+}
+
+/// Opens a directory whose config.json, at `config_path`, says `map` and `config`: as transformers
+/// saves it, or as one of the programs that quantise such directories left it.
+pub(crate) fn open(
+    dir: &Path,
+    config_path: &Path,
+    map: &Map<String, Value>,
+    config: ConfigFile,
+) -> Result<Box<dyn Source>, Error> {
+    let fields = Fields::new(config_path, map);
+    let text = fields.object("text_config")?;
+    let either = |name| match fields.object(name)? {
+        Some(settings) => Ok(Some(settings)),
+        None => text.map_or(Ok(None), |text| text.object(name)),
+    };
+    let settings = either("quantization_config")?;
+    let method = match settings {
+        Some(settings) => settings.text("quant_method")?,
+        None => None,
+    };
+    let mlx = either(mlx::CONFIG_KEY)?;
+    if method.is_none() && mlx.is_none() && settings.is_none() {
+        return Ok(Box::new(HuggingFace::open(dir, config)?));
+    }
+    let shards = Shards::open(dir, config.model.tied)?;
+    let found = match (method, settings, mlx) {
+        (Some("gptq"), Some(settings), _) => gptq::find(&shards, &settings)?,
+        (Some("awq"), Some(settings), _) => awq::find(&shards, &settings)?,
+        (Some("fp8" | "fbgemm_fp8"), Some(settings), _) => float8::find(&shards, &settings)?,
+        (Some("compressed-tensors"), Some(settings), _) => {
+            compressed_tensors::find(&shards, &settings)?
+        }
+        (None, _, Some(settings)) | (None, Some(settings), None) => {
+            mlx::find(&shards, &settings, &config.model)?
+        }
+        (method, ..) => {
+            let what = format!(
+                "{:?} is not supported; Kozue reads gptq, awq, fp8, compressed-tensors and MLX's",
+                method.unwrap_or_default()
+            );
+            return Err(fields.error("quantization_config.quant_method", what));
+        }
+    };
+    let description = describe(dir, config)?;
+    Ok(Box::new(Converted::new(description, shards, found)?))
 }
 
 /// The description of a directory, from its config.json and the files beside it.

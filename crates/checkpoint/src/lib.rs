@@ -1,22 +1,31 @@
 //! Checkpoints: one description and one way to read tensors, whatever the format.
 //!
-//! [`Checkpoint::open`] reads Hugging Face directories, GGUF files and Kozue's own directories;
-//! [`quantize`] writes the last. `docs/checkpoint.md` documents Kozue's format.
+//! [`Checkpoint::open`] reads Hugging Face directories, GGUF files, Kozue's own directories and those
+//! of some other programs (`docs/formats.md`); [`quantize`] writes Kozue's, which
+//! `docs/checkpoint.md` documents.
 
+mod affine;
+mod awq;
+mod compressed_tensors;
 mod config;
+mod converted;
 pub mod description;
 mod destination;
 mod drafter;
 mod error;
 mod fields;
+mod float8;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gguf;
+mod gptq;
 mod hugging_face;
 mod kozue;
+mod lalamo;
 mod layout;
 mod mapping;
+mod mlx;
 mod quantize;
 mod reads;
 mod repository;
@@ -24,6 +33,7 @@ mod resident;
 mod safetensors;
 mod shards;
 mod source;
+mod stored;
 mod text;
 mod writer;
 
@@ -44,7 +54,6 @@ pub use source::{InMemory, Note, TensorInfo};
 use config::ConfigFile;
 use fields::{exists, read_object};
 use gguf::Gguf;
-use hugging_face::HuggingFace;
 use kozue::Kozue;
 use reads::Reads;
 use source::Source;
@@ -156,10 +165,13 @@ fn open_source(path: &Path) -> Result<Box<dyn Source>, Error> {
         return not_a_model("there is no config.json; give a model's directory or a GGUF file");
     }
     let map = read_object(&config_path)?;
+    if map.contains_key(lalamo::CONFIG_KEY) {
+        return lalamo::open(path, &config_path, &map);
+    }
     let config = ConfigFile::from_object(&config_path, &map)?;
     if map.contains_key(kozue::CONFIG_KEY) {
         Ok(Box::new(Kozue::open(path, &config_path, &map, config)?))
     } else {
-        Ok(Box::new(HuggingFace::open(path, config)?))
+        hugging_face::open(path, &config_path, &map, config)
     }
 }

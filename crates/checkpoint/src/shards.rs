@@ -69,6 +69,11 @@ impl Shards {
         })
     }
 
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// The file that holds a tensor.
     pub fn file(&self, placed: &Placed) -> &SafetensorsFile {
         &self.files[placed.file]

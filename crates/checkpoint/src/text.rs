@@ -1,6 +1,6 @@
 //! The text side of a Hugging Face directory: tokenizer, chat template, sampling and stopping.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -21,14 +21,7 @@ pub(crate) struct TextSide {
 impl TextSide {
     /// Read them out of `dir`.
     pub fn read(dir: &Path, config: &ConfigFile) -> Result<TextSide, Error> {
-        let path = dir.join("tokenizer.json");
-        if !exists(&path)? {
-            return Err(Error::file(
-                &path,
-                "is missing; fetch the model's tokenizer.json too",
-            ));
-        }
-        let tokenizer = read_text(&path)?;
+        let (path, tokenizer) = tokenizer_json(dir)?;
         let ids = TokenizerIds::parse(&path, &tokenizer)?;
 
         let path = dir.join("tokenizer_config.json");
@@ -59,6 +52,27 @@ impl TextSide {
             generation,
         })
     }
+}
+
+/// The tokenizer of a directory that has no other file of text, and the token that it puts before a
+/// text, if it does.
+pub(crate) fn plain_tokenizer(dir: &Path) -> Result<(TokenizerSource, Option<u32>), Error> {
+    let (path, tokenizer) = tokenizer_json(dir)?;
+    let ids = TokenizerIds::parse(&path, &tokenizer)?;
+    Ok((TokenizerSource::Json(tokenizer), ids.first))
+}
+
+/// The text of a directory's tokenizer.json, with its path.
+fn tokenizer_json(dir: &Path) -> Result<(PathBuf, String), Error> {
+    let path = dir.join("tokenizer.json");
+    if !exists(&path)? {
+        return Err(Error::file(
+            &path,
+            "is missing; fetch the model's tokenizer.json too",
+        ));
+    }
+    let text = read_text(&path)?;
+    Ok((path, text))
 }
 
 fn optional_object(path: &Path) -> Result<Map<String, Value>, Error> {

@@ -30,6 +30,23 @@ impl SharedBytes {
         }
         Ok(Self { owner, range })
     }
+
+    /// The bytes `range` of these, with the same owner.
+    ///
+    /// # Errors
+    /// If the range does not lie within these bytes.
+    pub fn part(&self, range: Range<usize>) -> Result<Self, Error> {
+        if range.start > range.end || range.end > self.range.len() {
+            return Err(Error::new(format!(
+                "bytes {}..{} lie outside of a part of {} bytes",
+                range.start,
+                range.end,
+                self.range.len()
+            )));
+        }
+        let start = self.range.start;
+        Self::new(self.owner.clone(), start + range.start..start + range.end)
+    }
 }
 
 impl Deref for SharedBytes {

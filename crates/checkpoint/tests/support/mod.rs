@@ -70,8 +70,13 @@ fn spread(hash: u64, at: usize) -> f32 {
 
 /// The bytes of a safetensors file.
 pub fn safetensors(tensors: &[Tensor]) -> Vec<u8> {
+    safetensors_with(tensors, json!({"format": "pt"}))
+}
+
+/// The bytes of a safetensors file with these metadata.
+pub fn safetensors_with(tensors: &[Tensor], metadata: Value) -> Vec<u8> {
     let mut header = Map::new();
-    header.insert("__metadata__".into(), json!({"format": "pt"}));
+    header.insert("__metadata__".into(), metadata);
     let mut data = Vec::new();
     for tensor in tensors {
         let begin = data.len();
