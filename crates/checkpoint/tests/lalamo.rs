@@ -226,7 +226,13 @@ impl Lalamo {
     }
 
     /// Floats, joined from rows of other matrices.
-    fn full(&mut self, model: &Model, to: &str, layout: &str, rows: &Rows) {
+    fn full(
+        &mut self,
+        model: &Model,
+        to: &str,
+        layout: &str,
+        rows: &[(String, std::ops::Range<usize>)],
+    ) {
         let (mut values, mut n, mut k) = (Vec::new(), 0, 0);
         for (name, rows) in rows {
             let tensor = model

@@ -442,13 +442,7 @@ fn compressed_tensors_are_read_without_loss() {
         packed,
         "as int8 group 64, without loss",
     );
-    check(
-        settings("int-quantized"),
-        6,
-        0,
-        |of| signed(of),
-        "as int8 group 128",
-    );
+    check(settings("int-quantized"), 6, 0, signed, "as int8 group 128");
 }
 
 #[test]
