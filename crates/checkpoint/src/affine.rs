@@ -174,12 +174,14 @@ impl Affine {
             return None;
         }
         // A larger group is several of the kernels' groups with the same scale.
-        let fits = |&&group: &&usize| self.group.is_multiple_of(group) || self.groups() == 1;
+        let parts = [128, 64, 32]
+            .into_iter()
+            .find(|part| self.group.is_multiple_of(*part));
         Some(PackedSpec {
             n,
             k: self.k,
             bits: self.codes.bits,
-            group: *[128, 64, 32].iter().find(fits)?,
+            group: parts.or((self.groups() == 1).then_some(64))?,
             zero: self.zero.kind(),
         })
     }

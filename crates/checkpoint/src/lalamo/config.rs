@@ -320,7 +320,7 @@ impl Settings {
             transformer.model_dim,
             transformer.hidden_dim,
         ];
-        if !sizes.iter().all(|size| (1..MAX).contains(size)) || !(eps > 0.0 && eps.is_finite()) {
+        if !(sizes.iter().all(|size| (1..MAX).contains(size)) && eps > 0.0 && eps.is_finite()) {
             return refuse("an absurd size");
         }
         let family = match (delta.is_some() || attention.gated, &attention) {
