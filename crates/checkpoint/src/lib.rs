@@ -14,6 +14,7 @@ mod destination;
 mod drafter;
 mod error;
 mod fields;
+mod fingerprint;
 mod float8;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -46,6 +47,7 @@ use kozue_kernels::Matrix;
 pub use description::Description;
 pub use drafter::{DFLASH, DFlashConfig, DraftMask, Drafter, DrafterKind, WEAVER, WeaverConfig};
 pub use error::Error;
+pub use fingerprint::fingerprint;
 pub use quantize::{Options, Progress, Report, Size, TensorReport, quantize};
 pub use reads::Tensors;
 pub use repository::{RepositoryFiles, repository_files};

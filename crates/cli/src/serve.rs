@@ -5,7 +5,8 @@ use crate::default_model::model_path;
 use crate::draft::DraftArgs;
 use crate::failure::Failure;
 use clap::Args;
-use kozue_engine::scheduler::SchedulerOptions;
+use kozue_engine::cache_folder::FolderOptions;
+use kozue_engine::scheduler::{CacheSize, SchedulerOptions};
 use kozue_engine::{LanguageModel, Loaded};
 use kozue_server::{ServeError, ServerOptions, serve};
 use std::io::{self, Write};
@@ -50,9 +51,20 @@ pub struct ServeArgs {
     /// Compute every prompt from its beginning
     #[arg(long)]
     pub no_prefix_cache: bool,
-    /// Megabytes for what earlier prompts left behind
-    #[arg(long, value_name = "MB", default_value_t = 2048)]
-    pub cache_size: usize,
+    /// Megabytes of memory for what earlier prompts left behind [default: a quarter of what is free]
+    #[arg(long, value_name = "MB", value_parser = at_least_one, allow_negative_numbers = true)]
+    pub cache_size: Option<usize>,
+    /// Folder to keep that in too, for the next start (it holds what users wrote)
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
+    pub cache_dir: Option<PathBuf>,
+    /// Megabytes of files in that folder
+    #[arg(
+        long,
+        value_name = "MB",
+        default_value_t = 8192,
+        requires = "cache_dir"
+    )]
+    pub cache_dir_size: u64,
     /// Seconds to finish requests in when told to stop
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub grace: u64,
@@ -77,6 +89,14 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
         )));
     }
     let name = loaded.description().name.clone();
+    let folder = match &args.cache_dir {
+        None => None,
+        Some(folder) => Some(FolderOptions {
+            path: folder.clone(),
+            bytes: args.cache_dir_size.saturating_mul(1 << 20),
+            identity: loaded.state_identity(&path)?,
+        }),
+    };
     let options = ServerOptions {
         host: args.host.clone(),
         port: args.port,
@@ -89,10 +109,12 @@ pub fn run(args: &ServeArgs) -> Result<(), Failure> {
             memory: None,
             queue: args.queue,
             context: args.ctx,
-            cache_bytes: match args.no_prefix_cache {
-                true => None,
-                false => Some(args.cache_size << 20),
+            cache: match (args.no_prefix_cache, args.cache_size) {
+                (true, _) => CacheSize::Off,
+                (false, None) => CacheSize::Share,
+                (false, Some(megabytes)) => CacheSize::Bytes(megabytes.saturating_mul(1 << 20)),
             },
+            folder,
         },
         grace: Duration::from_secs(args.grace),
         ..ServerOptions::default()

@@ -2,6 +2,8 @@
 //! sessions, and what they cost.
 
 pub mod answer;
+mod cache_file;
+pub mod cache_folder;
 pub mod chat;
 pub mod conversation;
 pub mod energy;
@@ -10,6 +12,7 @@ pub mod evaluation;
 pub mod grammar;
 pub mod loaded;
 mod logprobs;
+pub mod marks;
 pub mod memory;
 pub mod noise;
 pub mod prefix_cache;
@@ -31,6 +34,7 @@ mod tokenizer_json;
 mod top;
 pub mod transcendental;
 mod worker;
+mod writer;
 
 pub use answer::{Answer, FinishReason};
 pub use error::Error;

@@ -8,15 +8,20 @@ use crate::speculation::{DraftKind, Speculation, SpeculationOptions, Speculator}
 use crate::target::LanguageModel;
 use crate::tokenizer::{Control, Tokenizer};
 use kozue_checkpoint::description::TokenizerSource;
-use kozue_checkpoint::{Checkpoint, Description, Note};
+use kozue_checkpoint::{Checkpoint, Description, Note, fingerprint};
 use kozue_kernels::{Cpu, KvType};
-use kozue_model::{Model, Outputs, PassOutput, Segment, State};
+use kozue_model::{Footprint, Model, Outputs, PassOutput, Segment, State};
+use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::Builder;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// Memory for snapshots of earlier turns in a session.
+/// Memory for snapshots of earlier turns in a session, besides the newest one.
 const SNAPSHOT_BYTES: usize = 1 << 30;
+
+/// Counts the changes of arithmetic that give the same tokens another state.
+const ARITHMETIC: u32 = 1;
 
 /// A model on this machine's processor.
 pub struct CpuModel {
@@ -51,8 +56,17 @@ impl LanguageModel for CpuModel {
         self.model.new_state()
     }
 
-    fn state_bytes(&self, state: &State) -> usize {
-        state.bytes()
+    fn footprint(&self, state: &State) -> Footprint {
+        state.footprint()
+    }
+
+    fn write_state(state: &State, to: &mut dyn Write) -> io::Result<()> {
+        state.write_to(to)
+    }
+
+    fn read_state(&self, bytes: &[u8]) -> Result<State, Error> {
+        let state = self.model.read_state(bytes);
+        state.map_err(|error| Error::Model(error.to_string()))
     }
 
     fn pass(
@@ -188,6 +202,16 @@ impl Loaded {
         self.description.config.sequence_bytes(self.kv, tokens)
     }
 
+    /// What tells the states of this model, opened at `path`, from all that could be mistaken for
+    /// them: its weights and configuration, how keys and values are kept, the arithmetic of this
+    /// version. Reads the weights once.
+    pub fn state_identity(&self, path: &Path) -> Result<u64, Error> {
+        let model = fingerprint(path).map_err(|error| Error::Model(error.to_string()))?;
+        let version = env!("CARGO_PKG_VERSION");
+        let decides = format!("{model:016x} {:?} {version} {ARITHMETIC}", self.kv);
+        Ok(xxh3_64(decides.as_bytes()))
+    }
+
     /// An error if there is no memory for a sequence to grow from `held` to `tokens` tokens.
     pub fn check_context(&self, held: usize, tokens: usize) -> Result<(), Error> {
         let bytes = |tokens| self.sequence_bytes(tokens);
@@ -244,7 +268,7 @@ impl Loaded {
             &self.tokenizer,
             &self.description.generation.eos,
             context,
-            SNAPSHOT_BYTES,
+            SNAPSHOT_BYTES.saturating_add(self.sequence_bytes(context) as usize),
         )
     }
 }

@@ -67,8 +67,8 @@ pub fn run_pass<M: LanguageModel>(
             milliseconds,
             decoding,
         };
-        let snapshot = output.snapshots[index].take();
-        results.push(sequence.take(model, taken, snapshot, &mut |event| events(index, event)));
+        let snapshots = std::mem::take(&mut output.snapshots[index]);
+        results.push(sequence.take(model, taken, snapshots, &mut |event| events(index, event)));
         (row, logit_row) = (ends, logit_ends);
     }
     Ok(results)

@@ -5,6 +5,7 @@
 //! number that is never used again, so giving up one request never touches another.
 
 use crate::answer::{Answer, FinishReason};
+use crate::cache_folder::FolderOptions;
 use crate::error::Error;
 use crate::loaded::Loaded;
 use crate::session::{Drawn, Request};
@@ -18,20 +19,33 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 /// Bounds of a scheduler.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct SchedulerOptions {
     /// Most requests answered at a time; at least 1.
     pub parallel: usize,
     /// Most bytes for the states of requests being answered; one is answered whatever it takes.
-    /// `None` = most of the memory that is free at the start, less the cache.
+    /// `None` = most of the memory that is free at the start, less the cache. What answers take
+    /// beyond what was set aside for them, the cache gives up.
     pub memory: Option<u64>,
     /// Most requests that wait for their turn.
     pub queue: usize,
     /// Tokens of context, prompt and answer together; `None` = what the model was made for.
     pub context: Option<usize>,
-    /// Bytes for snapshots of earlier sequences; `None` = every prompt is computed from its
-    /// beginning.
-    pub cache_bytes: Option<usize>,
+    /// Bytes for snapshots of earlier sequences.
+    pub cache: CacheSize,
+    /// Where snapshots are kept in files too.
+    pub folder: Option<FolderOptions>,
+}
+
+/// How much memory snapshots of earlier sequences may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CacheSize {
+    /// None: every prompt is computed from its beginning.
+    Off,
+    /// A quarter of the memory that is free at the start.
+    Share,
+    /// So many bytes.
+    Bytes(usize),
 }
 
 impl Default for SchedulerOptions {
@@ -41,7 +55,8 @@ impl Default for SchedulerOptions {
             memory: None,
             queue: 64,
             context: None,
-            cache_bytes: Some(2 << 30),
+            cache: CacheSize::Share,
+            folder: None,
         }
     }
 }
@@ -237,13 +252,14 @@ impl Scheduler {
         let shared = Arc::new(Shared::default());
         shared.lock().parallel = options.parallel.max(1);
         let theirs = Arc::clone(&shared);
+        let limit = options.queue;
         let thread = std::thread::Builder::new()
             .name("kozue-model".to_string())
             .spawn(move || Worker::new(&loaded, &theirs, options).work())
             .map_err(|error| Error::Model(format!("cannot start the model's thread: {error}")))?;
         Ok(Scheduler {
             shared,
-            limit: options.queue,
+            limit,
             thread: Mutex::new(Some(thread)),
         })
     }

@@ -8,22 +8,24 @@ use crate::answer::{Answer, FinishReason, Usage};
 use crate::energy::EnergyMeter;
 use crate::error::Error;
 use crate::logprobs::logprobs;
+use crate::marks::{Mark, STRIDE, marks};
 use crate::memory::resident_bytes;
 use crate::prefix_cache::Snapshot;
 use crate::sampler::{History, Sampler};
 use crate::session::{Drawn, Event, Request};
 use crate::speculation::{Draft, Growth, Read, Round, Speculator};
 use crate::stats::Counts;
-use crate::stop::StopStrings;
-use crate::streaming::StreamDecoder;
 use crate::target::LanguageModel;
 use crate::tokenizer::{Control, Tokenizer};
+use crate::writer::Writer;
 use kozue_model::{Outputs, Rows, Segment};
+use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Most prompt tokens of a pass: enough for full speed, few enough that cancelling is quick.
-pub const PREFILL_ROWS: usize = 512;
+pub const PREFILL_ROWS: usize = STRIDE;
 
 /// Most tokens of a text that a grammar forces, in one pass.
 const FORCED_ROWS: usize = 32;
@@ -36,6 +38,8 @@ pub struct Start<'a, S> {
     pub state: S,
     /// What drafts, having seen the same tokens; `None` = plain decoding.
     pub speculator: Option<Speculator<'a>>,
+    /// How many tokens the prompt shares with earlier ones; `None` = no snapshots are kept.
+    pub shared: Option<usize>,
 }
 
 /// One request in progress.
@@ -48,8 +52,10 @@ pub struct Sequence<'a, S> {
     state: S,
     /// Tokens of prompt and answer that the state has read.
     read: usize,
-    /// Where in the prompt a snapshot serves the next request best.
-    turn: usize,
+    /// Where in the prompt snapshots are still to be taken.
+    marks: VecDeque<Mark>,
+    /// After how many rows of the pass to come they are due.
+    due: Vec<usize>,
     snapshots: Vec<Snapshot<'a, S>>,
     answer: Vec<u32>,
     sampler: Sampler,
@@ -110,6 +116,10 @@ impl<'a, S: Clone> Sequence<'a, S> {
     ) -> Result<Self, Error> {
         check(model, context, &request)?;
         let vocab_size = model.vocab_size();
+        let marks = start
+            .shared
+            .map(|shared| marks(&request.prompt, tokenizer, eos, start.read, shared))
+            .unwrap_or_default();
         let counts = Counts {
             reused: start.read,
             ..Counts::default()
@@ -122,7 +132,8 @@ impl<'a, S: Clone> Sequence<'a, S> {
             sampler: Sampler::new(request.sampling.clone(), vocab_size)?,
             masked: Vec::new(),
             writer: Writer::new(tokenizer, &request.stop),
-            turn: turn(&request.prompt, tokenizer),
+            marks: marks.into(),
+            due: Vec::new(),
             snapshots: Vec::new(),
             request,
             state: start.state,
@@ -186,6 +197,8 @@ impl<'a, S: Clone> Sequence<'a, S> {
             // Passes end at multiples of their size, however much was there before.
             let end = (self.read / PREFILL_ROWS + 1) * PREFILL_ROWS;
             let end = end.min(self.request.prompt.len());
+            let due = self.marks.iter().take_while(|mark| mark.at <= end);
+            self.due = due.map(|mark| mark.at - self.read).collect();
             self.plan = Plan::Prefill(self.read..end);
             return Ok(end - self.read);
         }
@@ -270,24 +283,23 @@ impl<'a, S: Clone> Sequence<'a, S> {
 
     /// The rows that were planned.
     pub fn segment(&mut self) -> Segment<'_, S> {
-        let (rows, logit_rows, snapshot) = match &self.plan {
+        let (rows, logit_rows, snapshots) = match &self.plan {
             Plan::Prefill(range) => {
                 let last = range.end == self.request.prompt.len();
                 let tokens = &self.request.prompt[range.clone()];
-                let snapshot = snapshot_within(range, self.turn);
-                (Rows::Chain(tokens), usize::from(last), snapshot)
+                (Rows::Chain(tokens), usize::from(last), &self.due[..])
             }
-            Plan::Verify(draft, _) => (Rows::Tree(&draft.tree), draft.len(), None),
+            Plan::Verify(draft, _) => (Rows::Tree(&draft.tree), draft.len(), &[][..]),
             Plan::Nothing | Plan::Step => {
                 let newest = self.answer.len().saturating_sub(1);
-                (Rows::Chain(&self.answer[newest..]), 1, None)
+                (Rows::Chain(&self.answer[newest..]), 1, &[][..])
             }
         };
         Segment {
             state: &mut self.state,
             rows,
             logit_rows,
-            snapshot,
+            snapshots,
         }
     }
 
@@ -299,7 +311,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
         &mut self,
         model: &M,
         taken: Taken<'_>,
-        snapshot: Option<S>,
+        snapshots: Vec<S>,
         events: &mut dyn FnMut(Event),
     ) -> Result<(), Error> {
         if let Some(speculator) = &mut self.speculator
@@ -314,7 +326,7 @@ impl<'a, S: Clone> Sequence<'a, S> {
                 self.counts.prefilled += range.len();
                 let done = range.end;
                 let total = self.request.prompt.len();
-                self.observe_prompt(model, range, taken, snapshot)?;
+                self.observe_prompt(model, range, taken, snapshots);
                 events(Event::Prefill { done, total });
                 if done == total {
                     self.counts.prefill_s = self.start.elapsed().as_secs_f64();
@@ -349,45 +361,43 @@ impl<'a, S: Clone> Sequence<'a, S> {
         model: &M,
         range: Range<usize>,
         taken: Taken<'_>,
-        snapshot: Option<S>,
-    ) -> Result<(), Error> {
+        snapshots: Vec<S>,
+    ) {
         let rows = range.len();
         let width = taken.features.len() / rows;
-        let early = snapshot_within(&range, self.turn).unwrap_or(0);
-        if let Some(state) = snapshot {
-            let taken = Taken {
-                features: &taken.features[..early * width],
-                hidden: &[],
-                ..taken
-            };
-            let read = range.start + early;
-            observe(
-                &mut self.speculator,
-                &self.request.prompt[range.start..read],
-                taken,
-            );
-            self.keep(model, read, state);
+        let due = std::mem::take(&mut self.due);
+        let taken_at = due.into_iter().zip(snapshots.into_iter().map(Some));
+        let mut done = 0;
+        for (row, snapshot) in taken_at.chain([(rows, None)]) {
+            if done < row {
+                let part = Taken {
+                    features: &taken.features[done * width..row * width],
+                    // Of the last row.
+                    hidden: if row == rows { taken.hidden } else { &[] },
+                    ..taken
+                };
+                let tokens = &self.request.prompt[range.start + done..range.start + row];
+                observe(&mut self.speculator, tokens, part);
+                done = row;
+            }
+            if let (Some(state), Some(mark)) = (snapshot, self.marks.front().copied()) {
+                self.marks.pop_front();
+                self.keep(model, mark, state);
+            }
         }
-        let late = Taken {
-            features: &taken.features[early * width..],
-            ..taken
-        };
-        if early < rows {
-            let tokens = &self.request.prompt[range.start + early..range.end];
-            observe(&mut self.speculator, tokens, late);
-        }
-        if range.end.is_multiple_of(PREFILL_ROWS) && early < rows {
-            self.keep(model, range.end, self.state.clone());
-        }
-        Ok(())
     }
 
-    fn keep<M: LanguageModel<State = S>>(&mut self, model: &M, read: usize, state: S) {
+    fn keep<M: LanguageModel<State = S>>(&mut self, model: &M, mark: Mark, state: S) {
+        let drafter = self.speculator.as_ref().map(|s| s.drafter.fork());
+        let drafter_footprint = drafter.as_ref().map(|drafter| drafter.footprint());
         self.snapshots.push(Snapshot {
-            tokens: self.request.prompt[..read].to_vec(),
-            bytes: model.state_bytes(&state),
-            state,
-            drafter: self.speculator.as_ref().map(|s| s.drafter.fork()),
+            tokens: self.request.prompt[..mark.at].to_vec(),
+            footprint: model
+                .footprint(&state)
+                .and(drafter_footprint.unwrap_or_default()),
+            state: Arc::new(state),
+            drafter,
+            lasting: mark.lasting,
         });
     }
 
@@ -605,67 +615,5 @@ fn check<M: LanguageModel>(model: &M, context: usize, request: &Request) -> Resu
     match prompt.iter().find(|token| **token as usize >= vocab_size) {
         Some(&token) => Err(Error::UnknownToken { token, vocab_size }),
         None => Ok(()),
-    }
-}
-
-/// Where later prompts of the same chat part from this one, if they do: at its last control
-/// token; in plain text, at its last token, so that the same prompt again is cheap.
-fn turn(prompt: &[u32], tokenizer: &Tokenizer) -> usize {
-    prompt
-        .iter()
-        .rposition(|&token| tokenizer.is_control(token))
-        .filter(|&turn| turn > 0)
-        .unwrap_or(prompt.len() - 1)
-}
-
-/// After how many tokens of `range` its snapshot is due.
-fn snapshot_within(range: &Range<usize>, turn: usize) -> Option<usize> {
-    (range.start < turn && turn <= range.end).then(|| turn - range.start)
-}
-
-/// Tokens to the text that the caller sees.
-struct Writer<'a> {
-    decoder: StreamDecoder<'a>,
-    stop: StopStrings,
-    text: String,
-    decoded: String,
-    shown: String,
-}
-
-impl<'a> Writer<'a> {
-    fn new(tokenizer: &'a Tokenizer, stop: &[String]) -> Writer<'a> {
-        Writer {
-            decoder: tokenizer.stream(),
-            stop: StopStrings::new(stop),
-            text: String::new(),
-            decoded: String::new(),
-            shown: String::new(),
-        }
-    }
-
-    /// Whether a stop string is complete.
-    fn push(&mut self, token: u32, events: &mut dyn FnMut(Event)) -> bool {
-        self.decoder.push(token, &mut self.decoded);
-        let stopped = self.stop.push(&self.decoded, &mut self.shown);
-        self.decoded.clear();
-        self.show(events);
-        stopped
-    }
-
-    fn show(&mut self, events: &mut dyn FnMut(Event)) {
-        if !self.shown.is_empty() {
-            events(Event::Text(&self.shown));
-            self.text.push_str(&self.shown);
-            self.shown.clear();
-        }
-    }
-
-    /// The whole text.
-    fn finish(mut self, events: &mut dyn FnMut(Event)) -> String {
-        self.decoder.finish(&mut self.decoded);
-        self.stop.push(&self.decoded, &mut self.shown);
-        self.stop.finish(&mut self.shown);
-        self.show(events);
-        self.text
     }
 }

@@ -104,7 +104,7 @@ impl<'a, M: LanguageModel> Session<'a, M> {
     }
 
     /// The state after the last answer, and the tokens that it has read.
-    pub fn state(&self) -> Option<(&[u32], &M::State)> {
+    pub fn state(&self) -> Option<(Vec<u32>, &M::State)> {
         self.starts.newest()
     }
 

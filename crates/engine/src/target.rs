@@ -1,12 +1,13 @@
 //! What the engine needs of a language model.
 
 use crate::error::Error;
-use kozue_model::{Outputs, PassOutput, Rows, Segment};
+use kozue_model::{Footprint, Outputs, PassOutput, Rows, Segment};
+use std::io::{self, Write};
 
 /// A decoder-only language model that takes rows of several sequences through one pass.
 pub trait LanguageModel {
     /// All that a sequence leaves behind: keys, values, recurrent states. A clone is a snapshot.
-    type State: Clone;
+    type State: Clone + Send + Sync + 'static;
 
     /// Number of token ids, which is the length of a row of logits.
     fn vocab_size(&self) -> usize;
@@ -17,8 +18,14 @@ pub trait LanguageModel {
     /// The state before the first token.
     fn new_state(&self) -> Self::State;
 
-    /// Bytes that a state holds.
-    fn state_bytes(&self, state: &Self::State) -> usize;
+    /// Memory that a state holds, and which of it others may share.
+    fn footprint(&self, state: &Self::State) -> Footprint;
+
+    /// Writes a state as bytes. Errors: those of `to`.
+    fn write_state(state: &Self::State, to: &mut dyn Write) -> io::Result<()>;
+
+    /// The state that [`LanguageModel::write_state`] wrote. Errors: it was not one of this model.
+    fn read_state(&self, bytes: &[u8]) -> Result<Self::State, Error>;
 
     /// Takes the rows of all segments through the model together: chains advance their states,
     /// trees wait for [`LanguageModel::commit`].
@@ -45,7 +52,7 @@ pub trait LanguageModel {
             state,
             rows: Rows::Chain(tokens),
             logit_rows,
-            snapshot: None,
+            snapshots: &[],
         };
         Ok(self
             .pass(&mut [segment], Outputs::default())?

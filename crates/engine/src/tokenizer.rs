@@ -36,6 +36,7 @@ pub struct Tokenizer {
     blind: OnceLock<Bpe>,
     control_texts: Vec<String>,
     control_ids: HashSet<u32>,
+    mark_ids: Vec<u32>,
     pieces: Pieces,
 }
 
@@ -68,11 +69,16 @@ impl Tokenizer {
             Some(DecoderWrapper::ByteLevel(_)) => Pieces::Bytes,
             _ => Pieces::Joined,
         };
+        let mark_ids = MARKS
+            .iter()
+            .filter_map(|mark| bpe.token_to_id(mark))
+            .collect();
         Ok(Tokenizer {
             bpe,
             blind: OnceLock::new(),
             control_texts,
             control_ids,
+            mark_ids,
             pieces,
         })
     }
@@ -112,6 +118,11 @@ impl Tokenizer {
     /// Whether a token is a control token, which never shows in an answer's text.
     pub fn is_control(&self, token: u32) -> bool {
         self.control_ids.contains(&token)
+    }
+
+    /// Whether a token is one of the marks around thoughts and calls.
+    pub fn is_mark(&self, token: u32) -> bool {
+        self.mark_ids.contains(&token)
     }
 
     /// The id of a token by its exact text.

@@ -5,10 +5,11 @@
 //! does not keep a short one waiting, and where answers are in progress, prompts get half of the
 //! time at most. The bits of an answer do not depend on what runs beside it.
 
+use crate::cache_folder::CacheFolder;
 use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
 use crate::runner::run_pass;
-use crate::scheduler::{Finished, Listener, Progress, SchedulerOptions, Shared, Token};
+use crate::scheduler::{CacheSize, Finished, Listener, Progress, SchedulerOptions, Shared, Token};
 use crate::sequence::Sequence;
 use crate::session::{Event, Request};
 use crate::starts::Starts;
@@ -23,10 +24,19 @@ use std::time::Instant;
 /// Tokens of an answer that memory is set aside for; most are shorter.
 const USUAL_ANSWER: usize = 2048;
 
-/// Most of the free memory, less the cache that will fill; `None` where the system does not tell.
-fn free_memory(cache_bytes: Option<usize>) -> Option<u64> {
-    let free = available_memory()? as u64;
-    Some((free / 10 * 8).saturating_sub(cache_bytes.unwrap_or(0) as u64))
+/// Bytes of a cache that is to take its share, where the system does not tell what is free.
+const USUAL_CACHE: usize = 2 << 30;
+
+/// Bytes for snapshots, and for the states of requests being answered: together most of what is
+/// `free`. `None` = no snapshots; no limit, since the system does not tell.
+fn budgets(options: &SchedulerOptions, free: Option<usize>) -> (Option<usize>, Option<u64>) {
+    let cache = match options.cache {
+        CacheSize::Off => None,
+        CacheSize::Share => Some(free.map_or(USUAL_CACHE, |free| free / 4)),
+        CacheSize::Bytes(bytes) => Some(bytes),
+    };
+    let rest = |free: usize| (free / 10 * 8).saturating_sub(cache.unwrap_or(0)) as u64;
+    (cache, options.memory.or(free.map(rest)))
 }
 
 /// A request in progress.
@@ -61,6 +71,10 @@ pub(crate) struct Worker<'a> {
     context: usize,
     /// Most bytes for states; `None` = unknown.
     memory: Option<u64>,
+    /// Bytes for snapshots while states keep to theirs.
+    cache: usize,
+    /// Bytes that states take beyond theirs, which the cache has given up.
+    beyond: u64,
     starts: Starts<'a, CpuModel>,
     /// Those that read their prompts come in the order of their turns.
     running: Vec<Running<'a>>,
@@ -71,13 +85,20 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(loaded: &'a Loaded, shared: &'a Shared, options: SchedulerOptions) -> Worker<'a> {
         let longest = loaded.model.max_position();
+        let (cache, memory) = budgets(&options, available_memory());
+        let folder = options
+            .folder
+            .map(|folder| CacheFolder::open(folder, CpuModel::write_state));
         Worker {
             loaded,
             shared,
             context: options.context.unwrap_or(longest).min(longest),
-            memory: options.memory.or_else(|| free_memory(options.cache_bytes)),
-            starts: Starts::new(&loaded.model, options.cache_bytes)
-                .speculating(|| loaded.speculator()),
+            memory,
+            cache: cache.unwrap_or(0),
+            beyond: 0,
+            starts: Starts::new(&loaded.model, cache)
+                .speculating(|| loaded.speculator())
+                .in_folder(folder),
             running: Vec::new(),
             debt: 0.0,
         }
@@ -247,8 +268,24 @@ impl<'a> Worker<'a> {
         Some(self.running.remove(place))
     }
 
+    /// Makes the cache give up what answers take that have grown beyond what was set aside.
+    fn balance(&mut self) {
+        let Some(memory) = self.memory else {
+            return;
+        };
+        let held = |one: &Running| self.loaded.sequence_bytes(one.sequence.read());
+        let held: u64 = self.running.iter().map(held).sum();
+        let beyond = held.saturating_sub(memory);
+        if beyond != self.beyond {
+            self.beyond = beyond;
+            let cache = (self.cache as u64).saturating_sub(beyond);
+            self.starts.limit(cache as usize);
+        }
+    }
+
     /// Keeps what sequences leave behind, and lets whole answers go.
     fn settle(&mut self) {
+        self.balance();
         let mut index = 0;
         while index < self.running.len() {
             for snapshot in self.running[index].sequence.snapshots() {
@@ -301,4 +338,31 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("no reason given")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cache_and_answers_share_what_is_free() {
+        let with = |cache, memory| SchedulerOptions {
+            cache,
+            memory,
+            ..SchedulerOptions::default()
+        };
+        let free = Some(1000);
+        let share = budgets(&with(CacheSize::Share, None), free);
+        assert_eq!(share, (Some(250), Some(550)));
+        let fixed = budgets(&with(CacheSize::Bytes(700), None), free);
+        assert_eq!(fixed, (Some(700), Some(100)));
+        let larger = budgets(&with(CacheSize::Bytes(2000), None), free);
+        assert_eq!(larger, (Some(2000), Some(0)));
+        assert_eq!(
+            budgets(&with(CacheSize::Off, None), free),
+            (None, Some(800))
+        );
+        let told = budgets(&with(CacheSize::Share, Some(5)), None);
+        assert_eq!(told, (Some(USUAL_CACHE), Some(5)));
+    }
 }

@@ -1,7 +1,9 @@
 //! Several requests on one model: turns, giving up, refusing, stopping.
 
 use kozue_engine::sampling::Sampling;
-use kozue_engine::scheduler::{Load, Progress, Refused, Scheduler, SchedulerOptions, Ticket};
+use kozue_engine::scheduler::{
+    CacheSize, Load, Progress, Refused, Scheduler, SchedulerOptions, Ticket,
+};
 use kozue_engine::speculation::{DraftKind, SpeculationOptions};
 use kozue_engine::{FinishReason, Loaded, Request};
 use kozue_kernels::{Cpu, KvType};
@@ -389,7 +391,7 @@ fn the_same_prompt_twice_at_once_is_computed_once() {
 #[test]
 fn without_a_cache_every_prompt_is_computed() {
     let options = SchedulerOptions {
-        cache_bytes: None,
+        cache: CacheSize::Off,
         ..SchedulerOptions::default()
     };
     let scheduler = Scheduler::start(Arc::clone(&LOADED), options).unwrap();
@@ -432,19 +434,19 @@ fn conversation(scheduler: &Scheduler) -> (Vec<String>, usize, usize) {
 
 #[test]
 fn a_cache_changes_no_answer_and_saves_most_prompts() {
-    let cached = |cache_bytes| {
+    let cached = |cache| {
         let options = SchedulerOptions {
-            cache_bytes,
+            cache,
             ..SchedulerOptions::default()
         };
         let scheduler = Scheduler::start(Arc::clone(&LOADED), options).unwrap();
         conversation(&scheduler)
     };
-    let (texts, prompts, none) = cached(None);
+    let (texts, prompts, none) = cached(CacheSize::Off);
     assert_eq!(none, 0);
     // Room for everything, and for a few states only.
     for (bytes, least) in [(1 << 30, 80), (1 << 20, 0)] {
-        let (same, _, saved) = cached(Some(bytes));
+        let (same, _, saved) = cached(CacheSize::Bytes(bytes));
         assert_eq!(same, texts);
         assert!(saved * 100 >= prompts * least, "{saved} of {prompts}");
     }

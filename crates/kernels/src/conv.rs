@@ -158,6 +158,10 @@ impl ConvState {
         &self.window
     }
 
+    pub(crate) fn window_mut(&mut self) -> &mut [f32] {
+        &mut self.window
+    }
+
     /// Size in memory.
     pub fn bytes(&self) -> usize {
         size_of_val(self.window.as_slice())

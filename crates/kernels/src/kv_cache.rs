@@ -8,6 +8,7 @@ use half::f16;
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, LANES, Simd, dispatch};
 use crate::rows::{Heads, Shared, for_rows};
+use crate::stored::Number;
 
 /// Slots of a page, and positions of a chunk of the softmax.
 pub(crate) const PAGE: usize = 256;
@@ -30,11 +31,12 @@ pub enum KvType {
 pub struct KvCache {
     kv_heads: usize,
     head_dim: usize,
-    pages: Pages,
+    pub(crate) pages: Pages,
 }
 
+/// Numbers of a cache, page by page.
 #[derive(Clone)]
-enum Pages {
+pub(crate) enum Pages {
     F32(Vec<Arc<Vec<f32>>>),
     F16(Vec<Arc<Vec<f16>>>),
 }
@@ -56,7 +58,8 @@ impl Layout {
         PAGE * (self.head_dim + self.value_stride())
     }
 
-    fn page(&self) -> usize {
+    /// Numbers of a page.
+    pub(crate) fn page(&self) -> usize {
         self.kv_heads * self.head()
     }
 
@@ -72,7 +75,7 @@ impl Layout {
 }
 
 /// A stored number: f32 or f16.
-pub(crate) trait Element: Copy + Default + Send + Sync + 'static {
+pub(crate) trait Element: Number + Default + Send + Sync + 'static {
     fn load<S: Simd>(s: S, x: &[Self; LANES]) -> S::V;
     fn store<S: Simd>(s: S, v: S::V, to: &mut [Self; LANES]);
     /// The pages of a cache, if they hold this type.

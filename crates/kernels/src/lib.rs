@@ -40,6 +40,7 @@ mod norm;
 mod product;
 mod rope;
 mod rows;
+mod stored;
 #[cfg(test)]
 mod testing;
 
@@ -55,3 +56,4 @@ pub use memory::{available_memory, obtainable_memory};
 pub use norm::{add_rms_norm, gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
 pub use rope::Rope;
 pub use rows::Heads;
+pub use stored::Page;

@@ -176,7 +176,7 @@ impl<'a> Bench<'a> {
         let segment = Segment {
             state,
             logit_rows: rows.tokens().len().min(ROWS),
-            snapshot: None,
+            snapshots: &[],
             rows,
         };
         let wanted = Outputs {

@@ -91,7 +91,7 @@ fn pass(cpu: &Cpu, model: &Model, state: &mut State, rows: Rows<'_>, logit_rows:
         state,
         rows,
         logit_rows,
-        snapshot: None,
+        snapshots: &[],
     };
     model.pass(cpu, &mut [segment], Outputs::default()).unwrap();
 }

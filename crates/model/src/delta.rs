@@ -125,20 +125,19 @@ pub(crate) struct Part<'a> {
     pub(crate) replay: &'a mut DeltaReplay,
 }
 
-/// What the recurrent layers of one segment keep for a snapshot.
-#[derive(Default)]
-pub(crate) struct Kept {
-    /// After how many rows of a chain windows and memories are copied.
-    snapshot: Option<usize>,
-    /// The copies, layer by layer.
-    pub(crate) memories: Vec<(ConvState, DeltaState)>,
+/// What the recurrent layers of one segment keep for its snapshots.
+pub(crate) struct Kept<'a> {
+    /// After how many rows of a chain windows and memories are copied; ascending.
+    after: &'a [usize],
+    /// The copies of each snapshot, layer by layer.
+    pub(crate) memories: Vec<Vec<(ConvState, DeltaState)>>,
 }
 
-impl Kept {
-    pub(crate) fn new(snapshot: Option<usize>) -> Kept {
+impl<'a> Kept<'a> {
+    pub(crate) fn new(after: &'a [usize]) -> Kept<'a> {
         Kept {
-            snapshot,
-            ..Kept::default()
+            after,
+            memories: vec![Vec::new(); after.len()],
         }
     }
 }
@@ -220,14 +219,14 @@ impl Delta {
     }
 
     /// x: rows x hidden size, already normed; the same shape comes back. Chains advance their
-    /// states; what a chain's snapshot needs goes to `kept`.
+    /// states; what a chain's snapshots need goes to `kept`.
     pub(crate) fn forward<'c>(
         &self,
         cpu: &'c Cpu,
         x: &[f32],
         rows: usize,
         parts: &mut [Part<'_>],
-        kept: &mut [Kept],
+        kept: &mut [Kept<'_>],
     ) -> Scratch<'c, f32> {
         let (width, heads) = (self.input.outputs(), self.shape.value_heads);
         let values = self.shape.values();
@@ -271,14 +270,14 @@ impl Delta {
         out
     }
 
-    /// Reads a chain into window and memory, with copies of both after the rows of a snapshot.
+    /// Reads a chain into window and memory, with copies of both after the rows of each snapshot.
     fn chain(
         &self,
         cpu: &Cpu,
         part: &mut Part<'_>,
         projected: &[f32],
         (alpha, beta): (&[f32], &[f32]),
-        kept: &mut Kept,
+        kept: &mut Kept<'_>,
         out: &mut [f32],
     ) {
         let (shape, rows) = (self.shape, part.span.len());
@@ -292,16 +291,17 @@ impl Delta {
             beta,
         };
         let path: Vec<usize> = (0..rows).collect();
-        let first = kept.snapshot.unwrap_or(0);
-        let (early, late) = inputs.split_at(first, shape);
-        let (early_out, late_out) = out.split_at_mut(first * shape.values());
-        if first > 0 {
-            delta_chain(cpu, part.memory, early, early_out);
-        }
-        if kept.snapshot.is_some() {
+        let (mut late, mut late_out, mut done) = (inputs, out, 0);
+        for (&after, memories) in kept.after.iter().zip(&mut kept.memories) {
+            let (early, rest) = late.split_at(after - done, shape);
+            let (early_out, rest_out) = late_out.split_at_mut((after - done) * shape.values());
+            if !early_out.is_empty() {
+                delta_chain(cpu, part.memory, early, early_out);
+            }
             let mut window = part.window.clone();
-            window.advance(projected, self.qkv_at, &path[..first]);
-            kept.memories.push((window, part.memory.clone()));
+            window.advance(projected, self.qkv_at, &path[..after]);
+            memories.push((window, part.memory.clone()));
+            (late, late_out, done) = (rest, rest_out, after);
         }
         part.window.advance(projected, self.qkv_at, &path);
         if !late_out.is_empty() {

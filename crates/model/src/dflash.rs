@@ -19,6 +19,7 @@ use kozue_kernels::{
 use crate::attention::Attention;
 use crate::mlp::Mlp;
 use crate::model::projection;
+use crate::stored::Footprint;
 use crate::{Error, Model};
 
 /// The weights of a DFlash drafter.
@@ -65,9 +66,12 @@ impl DFlashState {
         self.len == 0
     }
 
-    /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.caches.iter().map(KvCache::bytes).sum()
+    /// What it holds.
+    pub fn footprint(&self) -> Footprint {
+        Footprint {
+            own: 0,
+            pages: self.caches.iter().flat_map(KvCache::held).collect(),
+        }
     }
 }
 

@@ -41,4 +41,7 @@ pub enum Error {
     /// A tree whose parents do not come first, or a path that does not follow it.
     #[error("draft tree: {0}")]
     Tree(String),
+    /// Bytes that are not a state of this model.
+    #[error("bytes of a stored state: {0}")]
+    Stored(&'static str),
 }

@@ -21,6 +21,7 @@ mod model;
 mod mtp;
 mod pass;
 mod state;
+mod stored;
 mod tree;
 mod weaver;
 
@@ -30,5 +31,6 @@ pub use model::Model;
 pub use mtp::{Mtp, MtpState};
 pub use pass::{Outputs, PassOutput, Rows, Segment};
 pub use state::State;
+pub use stored::Footprint;
 pub use tree::Tree;
 pub use weaver::{Weave, WeaveNode, Weaver};

@@ -145,7 +145,7 @@ impl Model {
                 state: &mut *state,
                 rows: Rows::Chain(chunk),
                 logit_rows: end.saturating_sub(wanted_from).min(chunk.len()),
-                snapshot: None,
+                snapshots: &[],
             };
             let output = self.pass(cpu, &mut [segment], Outputs::default())?;
             logits.extend_from_slice(&output.logits);
@@ -169,12 +169,10 @@ impl Model {
         for segment in segments.iter() {
             self.check_tokens(segment.rows.tokens())?;
             self.check_length(segment.state.len + segment.rows.depth())?;
-            if let Some(rows) = segment.snapshot
-                && rows > segment.rows.tokens().len()
-            {
+            let (rows, at) = (segment.rows.tokens().len(), segment.snapshots);
+            if at.last().is_some_and(|&last| last > rows) || !at.is_sorted_by(|a, b| a < b) {
                 return Err(Error::Tree(format!(
-                    "a snapshot after {rows} of {} rows",
-                    segment.rows.tokens().len()
+                    "snapshots after {at:?} of {rows} rows"
                 )));
             }
         }
@@ -183,7 +181,7 @@ impl Model {
         let rows = spans.last().map_or(0, |span| span.end);
         let mut kept: Vec<Kept> = segments
             .iter()
-            .map(|segment| Kept::new(segment.snapshot))
+            .map(|segment| Kept::new(segment.snapshots))
             .collect();
 
         let mut x = cpu.scratch(rows * hidden);
@@ -280,16 +278,17 @@ impl Model {
 
         let mut snapshots = Vec::with_capacity(segments.len());
         for (segment, kept) in segments.iter_mut().zip(kept) {
-            let at = segment
-                .snapshot
-                .filter(|_| matches!(segment.rows, Rows::Chain(_)));
-            snapshots.push(at.map(|rows| segment.state.snapshot(rows, kept.memories)));
             match segment.rows {
                 Rows::Chain(tokens) => {
+                    let at = segment.snapshots.iter().zip(kept.memories);
+                    let state = &*segment.state;
+                    let taken = at.map(|(&rows, memories)| state.snapshot(rows, memories));
+                    snapshots.push(taken.collect());
                     segment.state.len += tokens.len();
                     segment.state.pending = None;
                 }
                 Rows::Tree(tree) => {
+                    snapshots.push(Vec::new());
                     segment.state.pending = Some(tree.clone());
                 }
             }

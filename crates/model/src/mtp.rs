@@ -20,6 +20,7 @@ use crate::attention::Attention;
 use crate::mlp::Mlp;
 use crate::model::{norm_weight, projection};
 use crate::pass::{Rows, Span};
+use crate::stored::Footprint;
 use crate::{Error, Model};
 
 /// A tensor that every head has, and one that heads of several layers have.
@@ -68,9 +69,12 @@ impl MtpState {
         self.len == 0
     }
 
-    /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.cache.bytes()
+    /// What it holds.
+    pub fn footprint(&self) -> Footprint {
+        Footprint {
+            own: 0,
+            pages: self.cache.held(),
+        }
     }
 }
 

@@ -40,8 +40,9 @@ pub struct Segment<'a, S = State> {
     /// For how many of its last rows logits are made. A prefill chunk needs none or one, a tree
     /// needs all.
     pub logit_rows: usize,
-    /// After how many rows of a chain a snapshot of the state is wanted, to go on from later.
-    pub snapshot: Option<usize>,
+    /// After how many rows of a chain snapshots of the state are wanted, to go on from later;
+    /// ascending.
+    pub snapshots: &'a [usize],
 }
 
 /// What a pass returns besides logits.
@@ -61,8 +62,8 @@ pub struct PassOutput<'c, S = State> {
     pub features: Scratch<'c, f32>,
     /// Final hidden states after the output norm, rows x hidden size, for the rows with logits.
     pub hidden: Scratch<'c, f32>,
-    /// For each segment the snapshot that it asked for.
-    pub snapshots: Vec<Option<S>>,
+    /// For each segment the snapshots that it asked for.
+    pub snapshots: Vec<Vec<S>>,
 }
 
 /// Where a segment's rows lie among the rows of a pass.

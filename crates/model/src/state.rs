@@ -3,6 +3,7 @@
 use kozue_kernels::{ConvState, Cpu, DeltaState, KvCache};
 
 use crate::delta::DeltaReplay;
+use crate::stored::Footprint;
 use crate::{Error, Tree};
 
 /// The memory of one sequence: KV caches of the attention layers, recurrent states and
@@ -46,15 +47,18 @@ impl State {
         self.len == 0
     }
 
-    /// Bytes of memory held.
-    pub fn bytes(&self) -> usize {
-        self.layers
-            .iter()
-            .map(|layer| match layer {
-                LayerState::Attention(cache) => cache.bytes(),
-                LayerState::Delta { window, memory, .. } => window.bytes() + memory.bytes(),
-            })
-            .sum()
+    /// What it holds: pages of keys and values that clones share, recurrent states of its own.
+    pub fn footprint(&self) -> Footprint {
+        let mut footprint = Footprint::default();
+        for layer in &self.layers {
+            match layer {
+                LayerState::Attention(cache) => footprint.pages.extend(cache.held()),
+                LayerState::Delta { window, memory, .. } => {
+                    footprint.own += window.bytes() + memory.bytes();
+                }
+            }
+        }
+        footprint
     }
 
     /// The state after `rows` tokens of a chain that has just been read: `memories` are its

@@ -83,7 +83,7 @@ fn features_equal_transformers() {
             state: &mut state,
             rows: Rows::Chain(&tokens),
             logit_rows: 0,
-            snapshot: None,
+            snapshots: &[],
         };
         let wanted = Outputs {
             taps: case.dflash.taps(),

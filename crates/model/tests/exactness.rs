@@ -57,7 +57,7 @@ fn bits_do_not_depend_on_threads_or_instruction_set() {
 }
 
 /// A snapshot within a chain is the state after so many tokens, whatever happens afterwards to
-/// the state that it was taken of.
+/// the state that it was taken of, and however many are taken; it goes into bytes and back.
 #[test]
 fn snapshots_do_not_depend_on_what_follows() {
     let cpu = Cpu::new(Some(2));
@@ -65,29 +65,68 @@ fn snapshots_do_not_depend_on_what_follows() {
         let tiny = Tiny::open(&name);
         let tokens = tiny.prompt("long").prompt;
         let (before, rest) = tokens.split_at(5);
-        for rows in [1, 7, rest.len()] {
-            let (_, expected) = one_by_one(&tiny.model, &cpu, &tokens[..5 + rows]);
+        for after in [&[1][..], &[7], &[rest.len()], &[0, 1, 7, 8, rest.len()]] {
             let mut state = tiny.model.new_state();
             tiny.model.advance(&cpu, &mut state, before, 0).unwrap();
             let segment = Segment {
                 state: &mut state,
                 rows: Rows::Chain(rest),
                 logit_rows: 1,
-                snapshot: Some(rows),
+                snapshots: after,
             };
             let mut output = tiny
                 .model
                 .pass(&cpu, &mut [segment], Outputs::default())
                 .unwrap();
-            let snapshot = output.snapshots[0].take().unwrap();
+            let snapshots = output.snapshots.remove(0);
+            assert_eq!(snapshots.len(), after.len());
             tiny.model.advance(&cpu, &mut state, &[3; 20], 1).unwrap();
-            assert_eq!(snapshot.len(), 5 + rows);
-            assert_eq!(
-                probe(&tiny.model, &cpu, &snapshot),
-                probe(&tiny.model, &cpu, &expected),
-                "{name}, after {rows} rows"
-            );
+            for (&rows, snapshot) in after.iter().zip(&snapshots) {
+                let (_, expected) = one_by_one(&tiny.model, &cpu, &tokens[..5 + rows]);
+                let expected = probe(&tiny.model, &cpu, &expected);
+                assert_eq!(snapshot.len(), 5 + rows);
+                let same =
+                    |state| assert_eq!(probe(&tiny.model, &cpu, state), expected, "{name}, {rows}");
+                same(snapshot);
+                let mut bytes = Vec::new();
+                snapshot.write_to(&mut bytes).unwrap();
+                same(&tiny.model.read_state(&bytes).unwrap());
+            }
         }
+    }
+}
+
+#[test]
+fn bytes_that_are_no_state_of_the_model_are_refused() {
+    let cpu = Cpu::new(Some(1));
+    let bytes = |name: &str| {
+        let tiny = Tiny::open(name);
+        let mut state = tiny.model.new_state();
+        tiny.model.advance(&cpu, &mut state, &[1, 2, 3], 0).unwrap();
+        let mut bytes = Vec::new();
+        state.write_to(&mut bytes).unwrap();
+        (tiny, bytes)
+    };
+    let (tiny, good) = bytes("qwen3_5");
+    let said = |bytes: &[u8]| match tiny.model.read_state(bytes) {
+        Ok(_) => panic!("taken for a state"),
+        Err(error) => error.to_string(),
+    };
+    for cut in [0, 7, 12, 20, good.len() / 2, good.len() - 1] {
+        assert!(said(&good[..cut]).ends_with("too few"), "{cut}");
+    }
+    let mut longer = good.clone();
+    longer.push(0);
+    assert!(said(&longer).ends_with("too many"));
+    let (_, other) = bytes("qwen3_5-gva");
+    assert!(said(&other).ends_with("another shape"));
+    let (_, other) = bytes("llama");
+    assert!(said(&other).ends_with("another shape"));
+    // Another version; more tokens than the model holds.
+    for (place, ends) in [(7, "another version"), (13, "than the model holds")] {
+        let mut bad = good.clone();
+        bad[place] ^= 1;
+        assert!(said(&bad).ends_with(ends));
     }
 }
 
@@ -106,13 +145,13 @@ fn sequences_in_one_pass_do_not_depend_on_each_other() {
                 state: &mut a,
                 rows: Rows::Chain(&long),
                 logit_rows: long.len(),
-                snapshot: None,
+                snapshots: &[],
             },
             Segment {
                 state: &mut b,
                 rows: Rows::Chain(&short),
                 logit_rows: short.len(),
-                snapshot: None,
+                snapshots: &[],
             },
         ];
         let together = model.pass(&cpu, &mut segments, Outputs::default()).unwrap();
@@ -183,7 +222,7 @@ proptest! {
         let (_, before) = one_by_one(model, &cpu, prompt);
         let mut state = before.clone();
         let segment =
-            Segment { state: &mut state, rows: Rows::Tree(&tree), logit_rows: tree.len(), snapshot: None };
+            Segment { state: &mut state, rows: Rows::Tree(&tree), logit_rows: tree.len(), snapshots: &[] };
         let verified = model.pass(&cpu, &mut [segment], Outputs::default()).unwrap().logits;
         for node in 0..tree.len() {
             let path: Vec<u32> = tree.path(node).into_iter().map(|n| tree.tokens()[n]).collect();

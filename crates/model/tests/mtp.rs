@@ -45,7 +45,7 @@ impl Case {
             state: &mut state,
             rows: Rows::Chain(&self.tokens[..self.tokens.len() - 1]),
             logit_rows: 0,
-            snapshot: None,
+            snapshots: &[],
         };
         let wanted = Outputs {
             taps: self.mtp.taps(),

@@ -118,7 +118,7 @@ fn bits_do_not_depend_on_rows_threads_or_instruction_set() {
             state: &mut state,
             rows: Rows::Tree(&tree),
             logit_rows: tree.len(),
-            snapshot: None,
+            snapshots: &[],
         };
         let logits = model
             .pass(&cpu, &mut [segment], Outputs::default())

@@ -75,7 +75,7 @@ fn residual_streams_equal_transformers() {
             state: &mut state,
             rows: kozue_model::Rows::Chain(prompt),
             logit_rows: prompt.len(),
-            snapshot: None,
+            snapshots: &[],
         };
         let wanted = kozue_model::Outputs {
             taps: &taps,

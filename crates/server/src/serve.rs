@@ -93,7 +93,10 @@ pub fn serve(
         return Err(ServeError::Key);
     }
     let address = address(&options)?;
-    let scheduler = Arc::new(Scheduler::start(Arc::clone(&loaded), options.scheduler)?);
+    let scheduler = Arc::new(Scheduler::start(
+        Arc::clone(&loaded),
+        options.scheduler.clone(),
+    )?);
     let backend = Arc::clone(&scheduler);
     let app = Arc::new(App {
         served: Served::new(

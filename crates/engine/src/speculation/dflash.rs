@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::loaded::CpuModel;
 use crate::top::{best_first, keep_top};
 use kozue_kernels::linear;
-use kozue_model::{DFlash, DFlashState, Outputs};
+use kozue_model::{DFlash, DFlashState, Footprint, Outputs};
 use std::sync::Mutex;
 
 /// Tokens of each position among which a tree is drafted.
@@ -111,8 +111,10 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.state.bytes() + self.waiting.len() * size_of::<f32>()
+    pub(super) fn footprint(&self) -> Footprint {
+        let mut footprint = self.state.footprint();
+        footprint.own += size_of_val(&self.waiting[..]);
+        footprint
     }
 }
 
@@ -155,7 +157,7 @@ impl<'a> Drafter<'a> for Marginals<'a> {
         })
     }
 
-    fn bytes(&self) -> usize {
-        self.blocks.bytes()
+    fn footprint(&self) -> Footprint {
+        self.blocks.footprint()
     }
 }

@@ -3,7 +3,7 @@
 use super::draft::Draft;
 use crate::error::Error;
 use crate::noise::Noise;
-use kozue_model::Outputs;
+use kozue_model::{Footprint, Outputs};
 
 /// Proposes trees of tokens for one sequence.
 ///
@@ -19,6 +19,10 @@ pub trait Drafter<'a>: Send {
     /// came from a snapshot, as did this drafter ([`Drafter::fork`]).
     fn resume(&mut self, _tokens: &[u32]) {}
 
+    /// Takes in, as a new drafter, tokens that the target read before, of which no drafter is
+    /// left. [`Drafter::resume`] follows.
+    fn catch_up_with(&mut self, _tokens: &[u32]) {}
+
     /// Takes in the next tokens that the target has read.
     fn observe(&mut self, read: Read<'_>) -> Result<(), Error>;
 
@@ -32,9 +36,9 @@ pub trait Drafter<'a>: Send {
     /// A drafter in the same state, less what [`Drafter::resume`] makes from tokens.
     fn fork(&self) -> Box<dyn Drafter<'a> + 'a>;
 
-    /// Bytes of memory that a fork holds.
-    fn bytes(&self) -> usize {
-        0
+    /// Memory that a fork holds.
+    fn footprint(&self) -> Footprint {
+        Footprint::default()
     }
 }
 

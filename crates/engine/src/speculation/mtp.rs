@@ -6,7 +6,7 @@ use super::drafter::{Drafter, Growth, Read};
 use super::spine::{Pulse, Spine};
 use crate::error::Error;
 use crate::loaded::CpuModel;
-use kozue_model::{Mtp, MtpState, Outputs};
+use kozue_model::{Footprint, Mtp, MtpState, Outputs};
 
 /// Longest spine.
 const LONGEST: usize = 8;
@@ -98,7 +98,9 @@ impl<'a> Drafter<'a> for Predicting<'a> {
         })
     }
 
-    fn bytes(&self) -> usize {
-        self.state.bytes() + size_of_val(&self.features[..])
+    fn footprint(&self) -> Footprint {
+        let mut footprint = self.state.footprint();
+        footprint.own += size_of_val(&self.features[..]) + size_of_val(&self.tokens[..]);
+        footprint
     }
 }

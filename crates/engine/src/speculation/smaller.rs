@@ -6,7 +6,7 @@ use super::spine::{Pulse, Spine};
 use crate::error::Error;
 use crate::loaded::CpuModel;
 use crate::target::LanguageModel;
-use kozue_model::State;
+use kozue_model::{Footprint, State};
 
 /// Longest spine.
 const LONGEST: usize = 16;
@@ -50,6 +50,10 @@ impl<'a> Smaller<'a> {
 }
 
 impl<'a> Drafter<'a> for Smaller<'a> {
+    fn catch_up_with(&mut self, tokens: &[u32]) {
+        self.waiting.extend_from_slice(tokens);
+    }
+
     fn observe(&mut self, read: Read<'_>) -> Result<(), Error> {
         let tokens = match self.ahead.take() {
             Some(ahead) if read.tokens.first() == Some(&ahead) => &read.tokens[1..],
@@ -90,7 +94,7 @@ impl<'a> Drafter<'a> for Smaller<'a> {
         })
     }
 
-    fn bytes(&self) -> usize {
-        self.state.bytes()
+    fn footprint(&self) -> Footprint {
+        self.state.footprint()
     }
 }

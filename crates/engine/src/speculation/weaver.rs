@@ -14,7 +14,7 @@ use super::drafter::{Drafter, Growth, Read};
 use crate::error::Error;
 use crate::loaded::CpuModel;
 use kozue_kernels::gathered;
-use kozue_model::{DFlash, Outputs, Weave, WeaveNode, Weaver};
+use kozue_model::{DFlash, Footprint, Outputs, Weave, WeaveNode, Weaver};
 
 /// Nodes expanded together: more cost little in one product, and most of them are needed anyway.
 const TOGETHER: usize = 8;
@@ -312,8 +312,10 @@ impl<'a> Drafter<'a> for Weaving<'a> {
         })
     }
 
-    fn bytes(&self) -> usize {
-        self.blocks.bytes() + self.hidden.len() * size_of::<f32>()
+    fn footprint(&self) -> Footprint {
+        let mut footprint = self.blocks.footprint();
+        footprint.own += size_of_val(&self.hidden[..]);
+        footprint
     }
 }
 

@@ -5,8 +5,9 @@ use kozue_checkpoint::description::TokenizerSource;
 use kozue_engine::tokenizer::{Control, Tokenizer};
 use kozue_engine::{Error, LanguageModel, Session};
 use kozue_kernels::Cpu;
-use kozue_model::{Outputs, PassOutput, Rows, Segment, Tree};
+use kozue_model::{Footprint, Outputs, PassOutput, Rows, Segment, Tree};
 use std::cell::{Cell, RefCell};
+use std::io::{self, Write};
 
 /// The tokenizer of a tiny checkpoint: byte-level BPE with Qwen's control tokens.
 pub fn tokenizer() -> Tokenizer {
@@ -99,8 +100,24 @@ impl LanguageModel for Scripted {
         ScriptState::default()
     }
 
-    fn state_bytes(&self, state: &ScriptState) -> usize {
-        state.tokens.len()
+    fn footprint(&self, state: &ScriptState) -> Footprint {
+        Footprint {
+            own: state.tokens.len(),
+            pages: Vec::new(),
+        }
+    }
+
+    fn write_state(state: &ScriptState, to: &mut dyn Write) -> io::Result<()> {
+        let mut tokens = state.tokens.iter();
+        tokens.try_for_each(|token| to.write_all(&token.to_le_bytes()))
+    }
+
+    fn read_state(&self, bytes: &[u8]) -> Result<ScriptState, Error> {
+        let (tokens, _) = bytes.as_chunks();
+        Ok(ScriptState {
+            tokens: tokens.iter().map(|&t| u32::from_le_bytes(t)).collect(),
+            tree: None,
+        })
     }
 
     fn pass(
@@ -118,16 +135,17 @@ impl LanguageModel for Scripted {
             match segment.rows {
                 Rows::Chain(tokens) => {
                     segment.state.tokens.extend(tokens);
-                    snapshots.push(segment.snapshot.map(|rows| ScriptState {
+                    let taken = segment.snapshots.iter().map(|rows| ScriptState {
                         tokens: segment.state.tokens[..len + rows].to_vec(),
                         tree: None,
-                    }));
+                    });
+                    snapshots.push(taken.collect());
                     let first = tokens.len() - segment.logit_rows;
                     (first..tokens.len()).for_each(|n| logits.extend(self.row(len + n + 1, pass)));
                 }
                 Rows::Tree(tree) => {
                     segment.state.tree = Some(tree.clone());
-                    snapshots.push(None);
+                    snapshots.push(Vec::new());
                     for &depth in tree.depths() {
                         logits.extend(self.row(len + depth as usize + 1, pass));
                     }
@@ -158,7 +176,7 @@ impl LanguageModel for Scripted {
 }
 
 /// The tokens that a session's state has read.
-pub fn read<'s>(session: &'s Session<Scripted>) -> &'s [u32] {
+pub fn read(session: &Session<Scripted>) -> Vec<u32> {
     let (tokens, state) = session.state().expect("there was an answer");
     assert_eq!(tokens, state.tokens);
     tokens
