@@ -70,5 +70,7 @@ fn start_log() {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Whoever reads standard error may be gone; to complain about that there would be a panic.
+        .log_internal_errors(false)
         .init();
 }
