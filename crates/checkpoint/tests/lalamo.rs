@@ -409,7 +409,7 @@ fn sign(at: usize) -> i32 {
 /// signs * (H w) in blocks of 32, by the definition of H.
 fn unrotated(values: &[f32]) -> Vec<f32> {
     let entry = |i: usize, j: usize| {
-        if (i & j).count_ones() % 2 == 0 {
+        if (i & j).count_ones().is_multiple_of(2) {
             1.0
         } else {
             -1.0

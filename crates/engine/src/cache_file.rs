@@ -257,7 +257,7 @@ fn checked(
     if !body.starts_with(&head) {
         return Err("it is of another version, model or length than its name says");
     }
-    let end = HEAD + tokens.len() * size_of::<u32>();
+    let end = HEAD + size_of_val(tokens);
     let stored = body.get(HEAD..end).unwrap_or_default();
     let same = stored.len() == end - HEAD
         && tokens

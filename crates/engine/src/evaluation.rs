@@ -198,7 +198,8 @@ fn exponential(figure: Figure, shift: f64) -> Figure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kozue_model::{Outputs, PassOutput, Segment};
+    use kozue_model::{Footprint, Outputs, PassOutput, Segment};
+    use std::io::{self, Write};
 
     /// Gives every token the same logits, after any text.
     struct Constant(Vec<f32>);
@@ -212,8 +213,16 @@ mod tests {
             1 << 20
         }
         fn new_state(&self) {}
-        fn state_bytes(&self, (): &()) -> usize {
-            0
+        fn footprint(&self, (): &()) -> Footprint {
+            Footprint::default()
+        }
+
+        fn write_state((): &(), _: &mut dyn Write) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn read_state(&self, _: &[u8]) -> Result<(), Error> {
+            Ok(())
         }
         fn pass(
             &self,

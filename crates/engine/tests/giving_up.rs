@@ -1,7 +1,7 @@
 //! Clients that leave at a bad moment: what runs beside them is not disturbed.
 
 use kozue_engine::sampling::Sampling;
-use kozue_engine::scheduler::{Finished, Progress, Scheduler, SchedulerOptions, Ticket};
+use kozue_engine::scheduler::{CacheSize, Finished, Progress, Scheduler, SchedulerOptions, Ticket};
 use kozue_engine::{FinishReason, Loaded, Request};
 use kozue_kernels::{Cpu, KvType};
 use std::path::Path;
@@ -18,7 +18,7 @@ fn scheduler() -> Scheduler {
     let options = SchedulerOptions {
         parallel: 2,
         queue: 8,
-        cache_bytes: None,
+        cache: CacheSize::Off,
         ..SchedulerOptions::default()
     };
     Scheduler::start(Arc::new(loaded), options).unwrap()
