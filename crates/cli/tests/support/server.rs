@@ -22,9 +22,10 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut line = String::new();
-        let stderr = child.stderr.take().unwrap();
-        BufReader::new(stderr).read_line(&mut line).unwrap();
+        // Warnings may come first. Nobody reads what comes later.
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let line = lines.find(|line| line.as_ref().unwrap().contains("http://"));
+        let line = line.expect("it says where it listens").unwrap();
         let (start, address) = line.trim().rsplit_once("http://").expect(&line);
         assert_eq!(start, "kozue: qwen3_5 at ");
         Server {
