@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 /// Longer than one part of a prompt is.
-const LONG: usize = 1200;
+const LONG: usize = 900;
 
 fn scheduler() -> Scheduler {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny/qwen3_5");
