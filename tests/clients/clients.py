@@ -154,7 +154,7 @@ def openai_json_object():
 def openai_tools():
     messages = [{"role": "user", "content": "What is the weather in Kyoto?"}]
     for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        answer = chat(messages=messages, tools=[WEATHER], tool_choice=choice, max_tokens=200)
+        answer = chat(messages=messages, tools=[WEATHER], tool_choice=choice, max_tokens=400)
         message = answer.choices[0].message
         assert answer.choices[0].finish_reason == "tool_calls", answer
         call = message.tool_calls[0]
@@ -169,7 +169,7 @@ def openai_tools():
     assert answer.choices[0].message.content is not None or answer.choices[0].message.tool_calls
     # Streamed, put together by the client's own helper.
     with client.chat.completions.stream(
-        model=MODEL, messages=messages[:1], tools=[WEATHER], tool_choice="required", max_tokens=200
+        model=MODEL, messages=messages[:1], tools=[WEATHER], tool_choice="required", max_tokens=400
     ) as stream:
         for _ in stream:
             pass
@@ -245,7 +245,7 @@ def openai_responses():
     assert event.response.output_text == text
     tool = {"type": "function"} | WEATHER["function"]
     answer = client.responses.create(
-        model=MODEL, input="Weather in Oslo?", tools=[tool], tool_choice="required", max_output_tokens=200
+        model=MODEL, input="Weather in Oslo?", tools=[tool], tool_choice="required", max_output_tokens=400
     )
     call = [item for item in answer.output if item.type == "function_call"][0]
     assert json.loads(call.arguments)["city"] in ("Kyoto", "Oslo")
@@ -293,7 +293,7 @@ def anthropic_tools():
     tool = {"name": function["name"], "description": function["description"], "input_schema": function["parameters"], "strict": True}
     ask = [{"role": "user", "content": "Weather in Kyoto?"}]
     with claude.messages.stream(
-        model=MODEL, max_tokens=200, messages=ask, tools=[tool], tool_choice={"type": "any"}
+        model=MODEL, max_tokens=400, messages=ask, tools=[tool], tool_choice={"type": "any"}
     ) as stream:
         final = stream.get_final_message()
     use = [block for block in final.content if block.type == "tool_use"][0]

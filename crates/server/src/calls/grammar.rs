@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use std::fmt::Write;
 
 /// Most calls of one answer that must call: a model that is held to calls might never end them.
-const MOST_CALLS: usize = 16;
+const MOST_CALLS: usize = 8;
 
 /// The rules for an answer, or `None` where tools ask for none: there are none, or the model may
 /// call or not, none is strict and any text will do. `single` allows one call only. An answer

@@ -220,7 +220,7 @@ fn forced_calls_come_to_an_end() {
         (CallFormat::Bare, BARE, "; "),
     ] {
         let rules = rules(format, &tools(false), &ToolChoice::Required, false, None).unwrap();
-        assert!(allowed(&rules, &[text; 16].join(between)), "{format:?}");
-        assert!(!allowed(&rules, &[text; 17].join(between)), "{format:?}");
+        assert!(allowed(&rules, &[text; 8].join(between)), "{format:?}");
+        assert!(!allowed(&rules, &[text; 9].join(between)), "{format:?}");
     }
 }
