@@ -240,6 +240,8 @@ fn a_drafter_that_would_not_be_used_is_an_error() {
     }
     let args = ["bench", model, "--drafts", "-n", "1"];
     fails(&run(&args), 2, &["-n at least 2"]);
+    let args = ["bench", model, "--draft", "lookup"];
+    fails(&run(&args), 2, &["--drafts"]);
 }
 
 #[test]

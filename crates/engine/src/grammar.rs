@@ -122,14 +122,16 @@ impl Grammar {
             return Err(Error::Grammar("a JSON schema is an object".to_string()));
         }
         let schema = bounded_space(schema);
-        let grammar = match thought {
-            Thought::None => TopLevelGrammar::from_json_schema(schema),
-            // Models leave a line empty after a thought.
-            Thought::Possible | Thought::Open => TopLevelGrammar::from_lark(format!(
-                "start: LEAD? json\nLEAD: /\\n{{1,2}}/\njson: %json {schema}\n"
-            )),
-        };
-        Grammar::new(vocabulary, grammar, thought)
+        let alone = TopLevelGrammar::from_json_schema(schema.clone());
+        let alone = Grammar::new(vocabulary, alone, Thought::None)?;
+        if thought == Thought::None {
+            return Ok(alone);
+        }
+        // Models leave a line empty after a thought.
+        let after = TopLevelGrammar::from_lark(format!(
+            "start: LEAD? json\nLEAD: /\\n{{1,2}}/\njson: %json {schema}\n"
+        ));
+        Grammar::new(vocabulary, after, thought)
     }
 
     /// Any JSON object.
@@ -176,7 +178,14 @@ impl Grammar {
             thought => thought,
         };
         let parser = vocabulary.factory.create_parser(grammar).map_err(failed)?;
-        let matcher = Matcher::new(Ok(parser));
+        let mut matcher = Matcher::new(Ok(parser));
+        // That no text satisfies a grammar, as where a schema refers to nothing but itself, shows at
+        // the first token.
+        if matcher.get_error().is_none() && matcher.compute_mask().is_err() {
+            return Err(Error::Grammar(
+                "no text satisfies it: does a schema refer to nothing but itself?".to_string(),
+            ));
+        }
         match matcher.get_error() {
             Some(error) => Err(Error::Grammar(one_line(&error))),
             None => Ok(Grammar {

@@ -227,6 +227,7 @@ fn what_cannot_be_used_is_one_line() {
         Grammar::json_schema(vocabulary, &json!(3), Thought::None),
         Grammar::json_schema(vocabulary, &json!({"type": "thing"}), Thought::None),
         Grammar::json_schema(vocabulary, &json!({"$ref": "http://x/y"}), Thought::None),
+        Grammar::json_schema(vocabulary, &json!({"$ref": "#"}), Thought::Possible),
         Grammar::json_schema(
             vocabulary,
             &json!({"$ref": "file:///etc/passwd"}),

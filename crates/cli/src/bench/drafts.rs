@@ -128,6 +128,9 @@ fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Fail
     };
     let best = Speculation::open(&best, path, loaded)?.kind();
     if args.draft.is_one_way() {
+        if best == DraftKind::None {
+            return Ok(ways);
+        }
         let name = match (asked.budget, asked.width) {
             (None, None) => best.to_string(),
             (Some(budget), None) => format!("{best}, {budget} nodes"),

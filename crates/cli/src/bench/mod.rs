@@ -14,6 +14,11 @@ use kozue_engine::Loaded;
 pub fn run(args: &BenchArgs) -> Result<(), Failure> {
     let path = model_path(args.model.as_deref())?;
     let mut loaded = Loaded::open(&path, args.machine.cpu(), args.machine.kv.into())?;
+    if !args.drafts && (args.draft.is_one_way() || args.draft.draft_model.is_some()) {
+        return Err(Failure::Usage(
+            "--draft and its like are measured with --drafts: add it".into(),
+        ));
+    }
     if args.drafts {
         drafts::run(args, &path, &mut loaded)
     } else {
