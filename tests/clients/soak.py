@@ -4,7 +4,8 @@
 
 Every request must be answered or refused as it should be, every answer must be the bytes of the
 same request asked alone, and the server's memory must stay flat (read from /proc where the
-server runs on this machine: give its process id as KOZUE_PID). Exits with 1 otherwise.
+server runs on this machine: give its process id as KOZUE_PID, and start it with a small --cache-size,
+as a cache that fills grows too). Exits with 1 otherwise.
 """
 
 import asyncio
