@@ -387,10 +387,13 @@ fn a_second_turn_computes_only_what_is_new() {
 fn a_second_turn_after_a_dropped_thought_is_whole_and_right() {
     let tokenizer = tokenizer();
     let (computed, length, prompt) = second_turn("<think>\nhm\n</think>\n\nyes", QWEN3, &[]);
-    // The first question is kept; from the answer on all is new.
-    let turn = tokenizer.id("<|im_start|>").unwrap();
-    let turns: Vec<usize> = (0..length).filter(|&i| prompt[i] == turn).collect();
-    assert_eq!(computed, length - turns[2]);
+    // The first prompt is kept but for its last token; from the answer on all is new.
+    let first = encode(
+        &tokenizer,
+        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nfirst question<|im_end|>\n<|im_start|>assistant\n",
+    );
+    assert!(prompt.starts_with(&first));
+    assert_eq!(computed, length - (first.len() - 1));
     assert_eq!(
         prompt,
         encode(

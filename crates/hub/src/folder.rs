@@ -3,6 +3,7 @@
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::checksum::Sum;
 use crate::error::Error;
@@ -180,9 +181,11 @@ impl RepoFolder {
         fs::rename(&new, path).map_err(Error::io(path, "write"))
     }
 
-    /// A name that no other process uses.
+    /// A name that no other process and no other thread of this one uses.
     fn scratch(&self) -> PathBuf {
-        let name = format!("{}.tmp", std::process::id());
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{}.{number}.tmp", std::process::id());
         let path = self.trees().join(name);
         // One of an earlier process with this number.
         let _ = fs::remove_file(&path);
