@@ -23,6 +23,7 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Command {
     /// Answer a prompt, or chat when there is none
+    #[command(visible_alias = "chat")]
     Run(Box<RunArgs>),
     /// Show a model's architecture, tensors and memory needs
     Inspect(InspectArgs),

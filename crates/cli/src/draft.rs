@@ -76,6 +76,14 @@ impl DraftArgs {
             Draft::Lookup => Some(DraftKind::Lookup),
             Draft::None => Some(DraftKind::None),
         };
+        if kind == Some(DraftKind::None)
+            && (self.tree_budget.is_some() || self.tree_width.is_some())
+        {
+            return Err(Failure::Usage(
+                "--draft none draws no trees: leave --tree-budget and --tree-width out, or choose another --draft"
+                    .into(),
+            ));
+        }
         Ok(SpeculationOptions {
             kind,
             path: self.draft_model.as_deref().map(hub::place).transpose()?,

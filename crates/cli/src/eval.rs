@@ -3,7 +3,7 @@
 use crate::cli::EvalArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
-use crate::panel::progress;
+use crate::panel::{counted, progress};
 use kozue_engine::evaluation::{Evaluation, Figure, evaluate};
 use kozue_engine::tokenizer::Control;
 use kozue_engine::{LanguageModel, Loaded};
@@ -65,8 +65,10 @@ fn table(args: &EvalArgs, found: &Evaluation) -> String {
     line(
         "text",
         format!(
-            "{} tokens in {} windows of {}",
-            found.tokens, found.windows, args.ctx
+            "{} tokens in {} of {}",
+            found.tokens,
+            counted(found.windows, "window"),
+            args.ctx
         ),
     );
     line("perplexity", shown(found.perplexity, 1.0, 4, ""));

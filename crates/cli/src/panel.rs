@@ -12,6 +12,12 @@ pub fn progress(text: &str) {
     }
 }
 
+/// A number of things: 1 tree, 2 trees.
+pub fn counted(number: usize, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
+}
+
 /// Shows how much of a long prompt is read.
 pub fn prefill(done: usize, total: usize) {
     // A prompt of one pass is read at once.
@@ -103,8 +109,8 @@ fn drafts(answer: &Answer) -> String {
     }
     let spent = stats.draft_s + stats.verify_s + stats.commit_s + stats.sample_s;
     format!(
-        "{} trees of {:.1} nodes, {:.1} deep, {:.1} accepted; drafting {:.0}% of the time",
-        stats.rounds,
+        "{} of {:.1} nodes, {:.1} deep, {:.1} accepted; drafting {:.0}% of the time",
+        counted(stats.rounds, "tree"),
         stats.mean_tree_size,
         stats.mean_tree_depth,
         stats.mean_accepted,

@@ -4,6 +4,7 @@ use crate::cli::TraceArgs;
 use crate::default_model::model_path;
 use crate::document::{escaped, write};
 use crate::failure::Failure;
+use crate::panel::counted;
 use crate::question;
 use kozue_engine::sampling::Sampling;
 use kozue_engine::speculation::Round;
@@ -53,7 +54,7 @@ fn told(answer: &Answer) -> String {
         0 => format!(
             "no trees: nothing was drafted in {passes} passes (--draft says what drafts, --tree-budget how much)"
         ),
-        trees => format!("{trees} trees of {passes} passes"),
+        trees => format!("{} in {passes} passes", counted(trees, "tree")),
     }
 }
 

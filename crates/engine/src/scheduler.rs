@@ -150,10 +150,10 @@ pub type Listener = Box<dyn FnMut(Progress) -> bool + Send>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Refused {
     /// As many requests wait as may.
-    #[error("{waiting} requests are waiting already, which is as many as may: try again later")]
+    #[error("the queue is full (room for {room}): try again later")]
     Full {
-        /// Requests in the queue.
-        waiting: usize,
+        /// Requests that may wait.
+        room: usize,
     },
     /// The scheduler is ending.
     #[error("the server is stopping")]
@@ -167,6 +167,8 @@ pub struct Load {
     pub running: usize,
     /// Requests in the queue.
     pub waiting: usize,
+    /// Bytes that the prefix cache takes in memory.
+    pub cache_bytes: usize,
 }
 
 /// The owner's end of a request; dropping it gives the request up.
@@ -208,6 +210,8 @@ pub(crate) struct Queue {
     pub running: Vec<(u64, Arc<AtomicBool>)>,
     /// Most of them.
     pub parallel: usize,
+    /// What the prefix cache takes, as of the last answer.
+    pub cache_bytes: usize,
     next_number: u64,
     pub stopping: bool,
 }
@@ -272,9 +276,7 @@ impl Scheduler {
         }
         let free = queue.parallel.saturating_sub(queue.running.len());
         if queue.waiting.len() >= self.limit + free {
-            return Err(Refused::Full {
-                waiting: queue.waiting.len(),
-            });
+            return Err(Refused::Full { room: self.limit });
         }
         let number = queue.next_number;
         queue.next_number += 1;
@@ -300,6 +302,7 @@ impl Scheduler {
         Load {
             running: queue.running.len(),
             waiting: queue.waiting.len(),
+            cache_bytes: queue.cache_bytes,
         }
     }
 

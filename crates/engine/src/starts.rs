@@ -139,6 +139,11 @@ impl<'a, M: LanguageModel> Starts<'a, M> {
         self.cache.as_ref()?.newest()
     }
 
+    /// Bytes that snapshots take in memory.
+    pub fn bytes(&self) -> usize {
+        self.cache.as_ref().map_or(0, PrefixCache::bytes)
+    }
+
     /// Keeps at most so many bytes of snapshots in memory from now on.
     pub fn limit(&mut self, cache_bytes: usize) {
         if let Some(cache) = &mut self.cache {

@@ -322,10 +322,10 @@ impl<'a> Worker<'a> {
 
     /// A request has ended. It does not count as running once its listener hears of it.
     fn say_last(&self, number: u64, mut listener: Listener, last: Progress) {
-        self.shared
-            .lock()
-            .running
-            .retain(|(running, _)| *running != number);
+        let mut queue = self.shared.lock();
+        queue.running.retain(|(running, _)| *running != number);
+        queue.cache_bytes = self.starts.bytes();
+        drop(queue);
         listener(last);
         drop(listener);
         self.shared.changed.notify_all();

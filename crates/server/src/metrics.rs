@@ -101,6 +101,12 @@ impl Metrics {
             load.waiting as u64,
         );
         single(
+            "kozue_cache_bytes",
+            "gauge",
+            "Bytes that the prefix cache takes in memory.",
+            load.cache_bytes as u64,
+        );
+        single(
             "kozue_prompt_tokens_total",
             "counter",
             "Tokens of prompts.",
@@ -182,10 +188,12 @@ mod tests {
         let text = metrics.text(Load {
             running: 1,
             waiting: 2,
+            cache_bytes: 3,
         });
         for line in [
             "kozue_requests_running 1",
             "kozue_requests_waiting 2",
+            "kozue_cache_bytes 3",
             "kozue_prompt_tokens_total 20",
             "kozue_cached_tokens_total 8",
             "kozue_completion_tokens_total 10",

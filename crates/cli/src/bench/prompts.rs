@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use serde::Deserialize;
+use std::fmt::Display;
 use std::path::Path;
 
 /// Prompts that come with the program.
@@ -31,12 +32,17 @@ pub fn read(file: Option<&Path>) -> Result<Vec<Prompt>, Failure> {
         .enumerate()
         .filter(|(_, line)| !line.trim().is_empty())
         .map(|(number, line)| {
-            serde_json::from_str(line).map_err(|error| {
+            let wrong = |what: &dyn Display| {
                 Failure::Failed(format!(
-                    "{source}, line {}: {error}; a line is {{\"category\": \"...\", \"prompt\": \"...\"}}",
+                    "{source}, line {}: {what}; a line is {{\"category\": \"...\", \"prompt\": \"...\"}}",
                     number + 1
                 ))
-            })
+            };
+            let prompt: Prompt = serde_json::from_str(line).map_err(|error| wrong(&error))?;
+            if prompt.prompt.trim().is_empty() {
+                return Err(wrong(&"the prompt is empty"));
+            }
+            Ok(prompt)
         })
         .collect::<Result<Vec<Prompt>, Failure>>()?;
     if prompts.is_empty() {

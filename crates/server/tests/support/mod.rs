@@ -81,7 +81,7 @@ impl Backend for Scripted {
         mut listener: Listener,
     ) -> Result<Box<dyn Any + Send>, Refused> {
         if self.script.full {
-            return Err(Refused::Full { waiting: 64 });
+            return Err(Refused::Full { room: 64 });
         }
         let prompt_tokens = request.prompt.len();
         let alternatives = request.logprobs;
@@ -140,6 +140,7 @@ impl Backend for Scripted {
         Load {
             running: 1,
             waiting: 2,
+            cache_bytes: 0,
         }
     }
 }
