@@ -1,7 +1,7 @@
 //! The promise of speculation: the same tokens as plain decoding, whatever is drafted.
 //!
 //! `KOZUE_PROMPTS=200 cargo test --release -p kozue-engine --test speculation` runs over that
-//! many prompts instead of a few.
+//! many prompts instead of a few; `KOZUE_PROMPTS=50..100` over a part of them.
 
 #[path = "support/drafters.rs"]
 mod adversaries;
@@ -49,11 +49,16 @@ impl Pair {
         }
     }
 
+    fn hybrid() -> Pair {
+        Pair::open("qwen3_5", "dflash-qwen3_5", "weaver-rotary")
+    }
+
+    fn attention() -> Pair {
+        Pair::open("qwen3", "dflash-qwen3", "weaver-learned")
+    }
+
     fn all() -> [Pair; 2] {
-        [
-            Pair::open("qwen3_5", "dflash-qwen3_5", "weaver-rotary"),
-            Pair::open("qwen3", "dflash-qwen3", "weaver-learned"),
-        ]
+        [Pair::hybrid(), Pair::attention()]
     }
 
     fn speculate(&mut self, kind: DraftKind, budget: Option<usize>, width: Option<usize>) {
@@ -82,12 +87,11 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn prompts(default: usize) -> Vec<Vec<u32>> {
-    let count = std::env::var("KOZUE_PROMPTS")
-        .ok()
-        .and_then(|count| count.parse().ok())
-        .unwrap_or(default);
-    (0..count as u64)
+fn prompts(default: u64) -> Vec<Vec<u32>> {
+    let asked = std::env::var("KOZUE_PROMPTS").unwrap_or(default.to_string());
+    let (first, end) = asked.split_once("..").unwrap_or(("0", &asked));
+    let number = |text: &str| -> u64 { text.parse().expect("KOZUE_PROMPTS is N or A..B") };
+    (number(first)..number(end))
         .map(|n| {
             let random = |i: u64| (n * 1000 + i).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
             // Some repeat themselves, so that lookup has something to find.
@@ -172,52 +176,68 @@ fn tokens(answers: &[Answer; 2]) -> [&[u32]; 2] {
     [&answers[0].token_ids, &answers[1].token_ids]
 }
 
-#[test]
-fn speculation_never_changes_an_answer() {
-    for mut pair in Pair::all() {
-        let prompts = prompts(2);
-        let mut plain = Vec::new();
-        for (n, prompt) in prompts.iter().enumerate() {
-            for (_, way) in ways(n, &pair.loaded) {
-                let mut session = pair.loaded.session(None);
-                plain.push(two_turns(&mut session, prompt, &way));
-            }
+/// Two turns in all ways, drafted by `kind` in trees of all sizes, against plain decoding.
+fn never_changes_an_answer(mut pair: Pair, kind: DraftKind) {
+    let prompts = prompts(2);
+    let mut plain = Vec::new();
+    for (n, prompt) in prompts.iter().enumerate() {
+        for (_, way) in ways(n, &pair.loaded) {
+            let mut session = pair.loaded.session(None);
+            plain.push(two_turns(&mut session, prompt, &way));
         }
-        let mut accepted = 0.0;
-        for kind in [
-            DraftKind::Lookup,
-            DraftKind::Dflash,
-            DraftKind::Weaver,
-            DraftKind::Model,
-        ] {
-            for (budget, width) in [
-                (Some(2), None),
-                (Some(8), Some(1)),
-                (Some(16), None),
-                (Some(32), None),
-                (None, None),
-            ] {
-                pair.speculate(kind, budget, width);
-                let mut expected = plain.iter();
-                for (n, prompt) in prompts.iter().enumerate() {
-                    for (name, way) in ways(n, &pair.loaded) {
-                        let mut session = pair.loaded.session(None);
-                        let answers = two_turns(&mut session, prompt, &way);
-                        assert_eq!(
-                            tokens(&answers),
-                            tokens(expected.next().unwrap()),
-                            "{kind}, {budget:?} nodes, prompt {n}, {name}"
-                        );
-                        let stats = answers.iter().filter_map(|a| a.stats.speculation.as_ref());
-                        accepted += stats.map(|s| s.mean_accepted).sum::<f64>();
-                    }
-                }
-                println!("{kind}, {budget:?} nodes: {} prompts equal", prompts.len());
-            }
-        }
-        // A test in which nothing is ever accepted would show little.
-        assert!(accepted > 100.0, "{accepted}");
     }
+    let mut accepted = 0.0;
+    for (budget, width) in [
+        (Some(2), None),
+        (Some(8), Some(1)),
+        (Some(16), None),
+        (Some(32), None),
+        (None, None),
+    ] {
+        pair.speculate(kind, budget, width);
+        let mut expected = plain.iter();
+        for (n, prompt) in prompts.iter().enumerate() {
+            for (name, way) in ways(n, &pair.loaded) {
+                let mut session = pair.loaded.session(None);
+                let answers = two_turns(&mut session, prompt, &way);
+                assert_eq!(
+                    tokens(&answers),
+                    tokens(expected.next().unwrap()),
+                    "{kind}, {budget:?} nodes, prompt {n}, {name}"
+                );
+                let stats = answers.iter().filter_map(|a| a.stats.speculation.as_ref());
+                accepted += stats.map(|s| s.mean_accepted).sum::<f64>();
+            }
+        }
+        println!("{kind}, {budget:?} nodes: {} prompts equal", prompts.len());
+    }
+    // A test in which nothing is ever accepted would show little.
+    println!("{kind}: {accepted} accepted");
+    assert!(accepted > 1.0, "{accepted}");
+}
+
+/// A test for each drafter, so that they run beside each other.
+macro_rules! drafters {
+    ($($name:ident: $target:ident, $kind:ident;)*) => {
+        mod speculation_never_changes_an_answer {
+            use super::*;
+            $(#[test]
+            fn $name() {
+                never_changes_an_answer(Pair::$target(), DraftKind::$kind);
+            })*
+        }
+    };
+}
+
+drafters! {
+    lookup: hybrid, Lookup;
+    dflash: hybrid, Dflash;
+    weaver: hybrid, Weaver;
+    smaller_model: hybrid, Model;
+    lookup_for_attention: attention, Lookup;
+    dflash_for_attention: attention, Dflash;
+    weaver_for_attention: attention, Weaver;
+    smaller_model_for_attention: attention, Model;
 }
 
 /// Sessions of a pair with an adversary that knows `text`.
