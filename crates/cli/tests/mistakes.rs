@@ -47,6 +47,28 @@ fn mistakes_on_the_command_line_have_code_2() {
     fails(&run(&["run", model, ""]), 2, &["prompt is empty"]);
     fails(&run(&["run", "", "x"]), 2, &["name is empty"]);
     fails(&run(&["run", "--model", model]), 2, &["prompt is empty"]);
+    let args = [
+        "trace",
+        " ",
+        "--model",
+        model,
+        "-o",
+        "/no/such/folder/a.html",
+    ];
+    fails(&run(&args), 2, &["prompt is empty"]);
+    let args = ["run", model, "x", "--draft", "none", "--tree-budget", "4"];
+    fails(&run(&args), 2, &["--draft none", "--tree-budget"]);
+    let folder = tempfile::tempdir().unwrap();
+    let prompts = folder.path().join("prompts.jsonl");
+    std::fs::write(&prompts, r#"{"category": "a", "prompt": ""}"#).unwrap();
+    let args = [
+        "bench",
+        model,
+        "--drafts",
+        "--prompts",
+        prompts.to_str().unwrap(),
+    ];
+    fails(&run(&args), 1, &["line 1", "prompt is empty"]);
 }
 
 #[test]
