@@ -4,7 +4,9 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use kozue_kernels::{DenseKind, PackedSpec, Rotation, SharedBytes, ZeroKind};
+use kozue_kernels::{
+    AlignedBytes, DenseKind, PackedSpec, QuantError, Rotation, SharedBytes, ZeroKind, Zeros, pack,
+};
 
 /// Inputs or outputs mixed by one Hadamard matrix.
 const MIXED: usize = kozue_kernels::hadamard::BLOCK;
@@ -275,11 +277,58 @@ impl Affine {
 }
 
 /// Some rows' codes, one a byte, with a scale and a zero for each of the kernels' groups.
+#[derive(Default)]
 pub(crate) struct Slice {
     pub codes: Vec<u8>,
     pub scales: Vec<f32>,
-    /// Zero points or minima.
+    /// Zero points or minima; none where codes are symmetric.
     pub zeros: Vec<f32>,
+}
+
+impl Slice {
+    /// Adds rows below these.
+    pub fn extend(&mut self, other: Slice) {
+        self.codes.extend(other.codes);
+        self.scales.extend(other.scales);
+        self.zeros.extend(other.zeros);
+    }
+
+    /// The rows in the kernels' order, and what rounding scales and minima to f16 loses; an error
+    /// in words.
+    pub fn pack(&self, spec: &PackedSpec) -> Result<(AlignedBytes, QuantError), String> {
+        let mut error = QuantError::default();
+        let mut half = |values: &[f32]| -> Result<Vec<f16>, String> {
+            let round = |&value: &f32| {
+                let stored = f16::from_f32(value);
+                error.squared_error += f64::from(stored.to_f32() - value).powi(2);
+                error.squared_norm += f64::from(value).powi(2);
+                stored
+            };
+            let rounded: Vec<f16> = values.iter().map(round).collect();
+            match rounded.iter().position(|value| !value.is_finite()) {
+                None => Ok(rounded),
+                Some(at) => Err(format!(
+                    "a scale or minimum is {}, beyond f16; the file may be damaged",
+                    values[at]
+                )),
+            }
+        };
+        let scales = half(&self.scales)?;
+        let (points, minima): (Vec<u8>, Vec<f16>);
+        let zeros = match spec.zero {
+            ZeroKind::Symmetric => Zeros::Symmetric,
+            ZeroKind::Point => {
+                points = self.zeros.iter().map(|&zero| zero as u8).collect();
+                Zeros::Point(&points)
+            }
+            ZeroKind::Min => {
+                minima = half(&self.zeros)?;
+                Zeros::Min(&minima)
+            }
+        };
+        let bytes = pack(spec, &self.codes, &scales, zeros).map_err(|error| error.to_string())?;
+        Ok((bytes, error))
+    }
 }
 
 /// Numbers of 8 bits (4 of exponent, 3 of fraction) with a scale for each block.

@@ -5,6 +5,7 @@
 //! it can hold them, else they become 8-bit codes in groups of 32, and a note says so.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -12,15 +13,16 @@ use half::{bf16, f16};
 use kozue_kernels::packed::TILE;
 use kozue_kernels::{
     AlignedBytes, Cpu, DenseKind, DenseMatrix, Matrix, PackedMatrix, PackedSpec, QuantError,
-    Quantizer, Rotation, ZeroKind, Zeros, pack,
+    Quantizer, Rotation, ZeroKind,
 };
 
+use crate::affine::Slice;
 use crate::description::Description;
 use crate::error::Error;
 use crate::kozue::format_name;
 use crate::layout::has_row_per_head;
 use crate::shards::Shards;
-use crate::source::{InMemory, Note, Source, TensorInfo};
+use crate::source::{CodeRows, InMemory, Note, Source, TensorInfo};
 use crate::stored::{Found, Place, Stored};
 
 /// Inputs that share a scale where a matrix has to be quantised again.
@@ -226,54 +228,28 @@ impl Converted {
         first: usize,
         spec: PackedSpec,
     ) -> Result<(AlignedBytes, QuantError), String> {
-        let (mut codes, mut scales, mut zeros) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut start, end) = (0, first + spec.n);
+        let rows = first..first + spec.n;
+        let slice = self.slice(place, rows, &spec);
+        slice
+            .pack(&spec)
+            .map_err(|what| format!("rows from {first} on: {what}"))
+    }
+
+    /// Codes of some rows of a matrix that is kept as codes.
+    fn slice(&self, place: &Place, rows: Range<usize>, spec: &PackedSpec) -> Slice {
+        let mut all = Slice::default();
+        let mut start = 0;
         for &(stored, from, count) in &place.parts {
-            let wanted = first.max(start)..end.min(start + count);
+            let wanted = rows.start.max(start)..rows.end.min(start + count);
             if let Stored::Affine(affine) = &self.found.stored[stored]
                 && !wanted.is_empty()
             {
                 let from = from + wanted.start - start;
-                let slice = affine.read(from..from + wanted.len(), &spec);
-                codes.extend(slice.codes);
-                scales.extend(slice.scales);
-                zeros.extend(slice.zeros);
+                all.extend(affine.read(from..from + wanted.len(), spec));
             }
             start += count;
         }
-        let mut error = QuantError::default();
-        let mut half = |values: &[f32]| -> Result<Vec<f16>, String> {
-            let round = |&value: &f32| {
-                let stored = f16::from_f32(value);
-                error.squared_error += f64::from(stored.to_f32() - value).powi(2);
-                error.squared_norm += f64::from(value).powi(2);
-                stored
-            };
-            let rounded: Vec<f16> = values.iter().map(round).collect();
-            match rounded.iter().position(|value| !value.is_finite()) {
-                None => Ok(rounded),
-                Some(at) => Err(format!(
-                    "a scale or minimum of the rows from {first} on is {}, beyond f16; the file may \
-                     be damaged",
-                    values[at]
-                )),
-            }
-        };
-        let scales = half(&scales)?;
-        let (points, minima): (Vec<u8>, Vec<f16>);
-        let zeros = match spec.zero {
-            ZeroKind::Symmetric => Zeros::Symmetric,
-            ZeroKind::Point => {
-                points = zeros.iter().map(|&zero| zero as u8).collect();
-                Zeros::Point(&points)
-            }
-            ZeroKind::Min => {
-                minima = half(&zeros)?;
-                Zeros::Min(&minima)
-            }
-        };
-        let bytes = pack(&spec, &codes, &scales, zeros).map_err(|error| error.to_string())?;
-        Ok((bytes, error))
+        all
     }
 
     fn convert(&self, name: &str, place: &Place) -> Result<(Matrix, String, QuantError), Error> {
@@ -320,6 +296,28 @@ impl Converted {
             )),
             place => Ok(place),
         }
+    }
+}
+
+/// A matrix that is kept as codes.
+struct PlacedCodes<'a> {
+    source: &'a Converted,
+    place: &'a Place,
+    spec: PackedSpec,
+    rotation: Option<Rotation>,
+}
+
+impl CodeRows for PlacedCodes<'_> {
+    fn spec(&self) -> PackedSpec {
+        self.spec
+    }
+
+    fn rotation(&self) -> Option<Rotation> {
+        self.rotation.clone()
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Slice {
+        self.source.slice(self.place, rows, &self.spec)
     }
 }
 
@@ -453,6 +451,19 @@ impl Source for Converted {
         }
         self.read(place, first, out);
         Ok(())
+    }
+
+    fn codes(&self, name: &str) -> Option<Box<dyn CodeRows + '_>> {
+        let place = self.found.matrices.get(name)?;
+        match self.kept(name, place) {
+            Kept::Packed(spec, rotation) => Some(Box::new(PlacedCodes {
+                source: self,
+                place,
+                spec,
+                rotation,
+            })),
+            _ => None,
+        }
     }
 
     fn release(&self, name: &str) {

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::error::Error;
 use crate::fields::read_object;
 use crate::kozue::CONFIG_KEY;
+use crate::safetensors::SafetensorsFile;
+use crate::shards::SINGLE;
 
 /// A directory being written beside its final place, as `.NAME.N.tmp`. Dropped before
 /// [`Destination::finish`], it is removed.
@@ -196,10 +198,10 @@ pub(crate) fn check_target(target: &Path, force: bool) -> Result<(), Error> {
     if entries.next().is_none() {
         return Ok(());
     }
-    if !is_kozue(target) {
+    if !is_kozue(target) && !is_exported(target) {
         return Err(Error::file(
             target,
-            "exists, is not empty and is no Kozue checkpoint; name another place",
+            "exists, is not empty and was not written by Kozue; name another place",
         ));
     }
     if !force {
@@ -214,6 +216,21 @@ pub(crate) fn check_target(target: &Path, force: bool) -> Result<(), Error> {
 /// Whether a directory's config.json says that it is ours.
 pub(crate) fn is_kozue(dir: &Path) -> bool {
     read_object(&dir.join("config.json")).is_ok_and(|map| map.contains_key(CONFIG_KEY))
+}
+
+/// What the metadata of weights that were exported have, with the name of this program.
+pub(crate) const WRITER_KEY: &str = "writer";
+/// See [`WRITER_KEY`].
+pub(crate) const WRITER: &str = "kozue";
+
+/// Whether a directory's weights say that they were exported by us.
+fn is_exported(dir: &Path) -> bool {
+    SafetensorsFile::open(&dir.join(SINGLE)).is_ok_and(|file| {
+        file.header
+            .metadata
+            .get(WRITER_KEY)
+            .is_some_and(|writer| writer == WRITER)
+    })
 }
 
 #[cfg(unix)]

@@ -2,12 +2,14 @@
 //! order in which the kernels read them. `docs/checkpoint.md` documents the format.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::path::Path;
 
 use kozue_kernels::{Matrix, PackedMatrix, PackedSpec, Rotation, ZeroKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::affine::Slice;
 use crate::config::ConfigFile;
 use crate::description::Description;
 use crate::error::Error;
@@ -17,7 +19,7 @@ use crate::layout::MTP;
 use crate::resident::Resident;
 use crate::safetensors::Dtype;
 use crate::shards::Shards;
-use crate::source::{InMemory, Note, Source, TensorInfo};
+use crate::source::{CodeRows, InMemory, Note, Source, TensorInfo};
 
 /// The setting of config.json that marks a directory as ours.
 pub(crate) const CONFIG_KEY: &str = "kozue";
@@ -308,11 +310,45 @@ impl Source for Kozue {
         Ok(())
     }
 
+    fn codes(&self, name: &str) -> Option<Box<dyn CodeRows + '_>> {
+        let matrix = self.packed.mapped().get(name)?;
+        Some(Box::new(matrix))
+    }
+
     fn release(&self, name: &str) {
         self.shards.release(name);
     }
 
     fn notes(&self) -> Vec<Note> {
         Vec::new()
+    }
+}
+
+impl CodeRows for &PackedMatrix {
+    fn spec(&self) -> PackedSpec {
+        *PackedMatrix::spec(self)
+    }
+
+    fn rotation(&self) -> Option<Rotation> {
+        PackedMatrix::rotation(self).cloned()
+    }
+
+    fn rows(&self, rows: Range<usize>) -> Slice {
+        let spec = PackedMatrix::spec(self);
+        let mut slice = Slice::default();
+        for row in rows {
+            slice
+                .codes
+                .extend((0..spec.k).map(|input| self.code(row, input)));
+            for group in 0..spec.groups() {
+                slice.scales.push(self.scale(row, group).to_f32());
+                match spec.zero {
+                    ZeroKind::Symmetric => {}
+                    ZeroKind::Point => slice.zeros.push(f32::from(self.zero_point(row, group))),
+                    ZeroKind::Min => slice.zeros.push(self.min(row, group).to_f32()),
+                }
+            }
+        }
+        slice
     }
 }

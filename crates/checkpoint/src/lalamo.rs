@@ -6,10 +6,12 @@
 
 mod config;
 mod names;
+mod structure;
+pub(crate) mod write;
 
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::affine::{Affine, Codes, Zero};
@@ -62,7 +64,7 @@ pub(crate) fn open(
 }
 
 /// How a matrix is stored, as the file's metadata tell under its name and `.spec`.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[serde(tag = "type")]
 enum Spec {
     #[serde(rename = "FullPrecisionSpec")]
@@ -90,9 +92,9 @@ enum Spec {
 }
 
 /// What a row of the stored array is.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Layout {
+pub(crate) enum Layout {
     /// An output.
     OutputInput,
     /// An input; embeddings, whose inputs are tokens.
@@ -100,7 +102,7 @@ enum Layout {
 }
 
 /// Which sides are rotated.
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
     Input,

@@ -3,11 +3,11 @@
 //! Matrices are read, rotated, quantised and written in slices of rows, so the memory that a
 //! conversion takes depends on the width of the model and not on its size.
 
-mod input;
+pub(crate) mod input;
 mod plan;
-mod report;
+pub(crate) mod report;
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,10 +18,12 @@ use kozue_kernels::{
     pack,
 };
 
+use crate::affine::Slice;
 use crate::destination::{Destination, check_target, is_kozue};
 use crate::error::Error;
 use crate::kozue::format_name;
 use crate::safetensors::Dtype;
+use crate::source::CodeRows;
 use crate::writer::{Planned, Writer};
 
 use input::Input;
@@ -30,7 +32,7 @@ use report::write_texts;
 pub use report::{Report, TensorReport};
 
 /// Rows quantised at a time, a whole number of tiles.
-const SLICE: usize = 8 * TILE;
+pub(crate) const SLICE: usize = 8 * TILE;
 /// Weights after which the memory behind the source is let go of.
 const RELEASE: usize = 1 << 25;
 
@@ -92,17 +94,10 @@ pub fn quantize(
     let plan = Plan::new(source, &input, options)?;
     let destination = Destination::create(target, options.force)?;
     let path = destination.dir().join("model.safetensors");
-    let writer = Writer::create(&path, &plan.tensors(), &plan.metadata())?;
-    let mut run = Run {
-        cpu,
-        path: source,
-        input: &input,
-        writer,
-        progress,
-        done: 0,
-        total: plan.weights,
-        held: 0,
-    };
+    let tensors = plan.tensors();
+    let planned: Vec<&Planned> = tensors.iter().collect();
+    let writer = Writer::create(&path, &planned, &plan.metadata())?;
+    let mut run = Run::new(cpu, source, &input, writer, plan.weights, progress);
     let mut reports = Vec::new();
     for tensor in &plan.steps {
         reports.push(run.tensor(tensor, &plan)?);
@@ -119,8 +114,9 @@ pub fn quantize(
     run.writer.finish()?;
     let report = Report {
         tensors: reports,
+        notes: Vec::new(),
         bytes_before: plan.steps.iter().map(|step| step.bytes_before).sum(),
-        bytes_after: plan.tensors().iter().map(Planned::bytes).sum(),
+        bytes_after: tensors.iter().map(Planned::bytes).sum(),
         weights: plan.weights,
     };
     write_texts(&input, source, destination.dir(), options, &report)?;
@@ -129,11 +125,11 @@ pub fn quantize(
 }
 
 /// A conversion under way.
-struct Run<'a> {
-    cpu: &'a Cpu,
-    path: &'a Path,
-    input: &'a Input,
-    writer: Writer,
+pub(crate) struct Run<'a> {
+    pub cpu: &'a Cpu,
+    pub path: &'a Path,
+    pub input: &'a Input,
+    pub writer: Writer,
     progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     done: u64,
     total: u64,
@@ -141,7 +137,28 @@ struct Run<'a> {
     held: usize,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    /// `path` is the source's, for errors; `total` counts the weights that will be read.
+    pub fn new(
+        cpu: &'a Cpu,
+        path: &'a Path,
+        input: &'a Input,
+        writer: Writer,
+        total: u64,
+        progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
+    ) -> Run<'a> {
+        Run {
+            cpu,
+            path,
+            input,
+            writer,
+            progress,
+            done: 0,
+            total,
+            held: 0,
+        }
+    }
+
     fn tensor(&mut self, step: &Step, plan: &Plan) -> Result<TensorReport, Error> {
         let (to, error) = match &step.action {
             Action::Pack(signs) => {
@@ -152,11 +169,20 @@ impl Run<'_> {
                     self.pack(step, &plan.quantizer, rotation)?,
                 )
             }
-            Action::Keep(dtype) => (dtype.name().to_owned(), self.keep(step, *dtype)?),
+            Action::Move(_) => {
+                let spec = plan.quantizer.spec(step.shape[0], step.shape[1]);
+                (format_name(&spec), self.carry(step, &spec)?)
+            }
+            Action::Keep(dtype) => (
+                dtype.name().to_owned(),
+                self.keep(&step.name, &step.shape, *dtype)?,
+            ),
         };
         self.input.release(&step.name);
         let bytes = match &step.action {
-            Action::Pack(_) => plan.quantizer.spec(step.shape[0], step.shape[1]).bytes() as u64,
+            Action::Pack(_) | Action::Move(_) => {
+                plan.quantizer.spec(step.shape[0], step.shape[1]).bytes() as u64
+            }
             Action::Keep(dtype) => (step.shape.iter().product::<usize>() * dtype.size()) as u64,
         };
         Ok(TensorReport {
@@ -196,27 +222,51 @@ impl Run<'_> {
         Ok(error)
     }
 
-    /// Copy a tensor as floats.
-    fn keep(&mut self, step: &Step, dtype: Dtype) -> Result<QuantError, Error> {
+    /// Move a matrix's codes, which were chosen before, slice by slice.
+    fn carry(&mut self, step: &Step, spec: &PackedSpec) -> Result<QuantError, Error> {
         let mut error = QuantError::default();
-        if let &[n, k] = &step.shape[..] {
+        let Some(codes) = self.input.codes(&step.name) else {
+            return Err(Error::missing(self.path, &step.name));
+        };
+        for first in (0..spec.n).step_by(SLICE) {
+            let rows = first..(first + SLICE).min(spec.n);
+            let part = PackedSpec {
+                n: rows.len(),
+                ..*spec
+            };
+            let (bytes, lost) = code_rows(self.cpu, codes.as_ref(), rows)
+                .pack(&part)
+                .map_err(|what| Error::tensor(self.path, &step.name, what))?;
+            error += lost;
+            self.writer.data(&bytes)?;
+            self.release(&step.name, part.n * part.k);
+            self.advance(&step.name, part.n * part.k)?;
+        }
+        Ok(error)
+    }
+
+    /// Copy a tensor as floats.
+    pub fn keep(&mut self, name: &str, shape: &[usize], dtype: Dtype) -> Result<QuantError, Error> {
+        let mut error = QuantError::default();
+        if let &[n, k] = shape {
             let mut rows = Vec::new();
             for first in (0..n).step_by(SLICE) {
-                self.read(&step.name, k, first, SLICE.min(n - first), &mut rows)?;
+                self.read(name, k, first, SLICE.min(n - first), &mut rows)?;
+                self.release(name, rows.len());
                 self.writer.data(&encode(dtype, &rows, &mut error))?;
-                self.advance(&step.name, rows.len())?;
+                self.advance(name, rows.len())?;
             }
         } else {
-            let len = step.shape.iter().product();
-            let values = self.input.vector(&step.name, len)?;
+            let len = shape.iter().product();
+            let values = self.input.vector(name, len)?;
             self.writer.data(&encode(dtype, &values, &mut error))?;
-            self.advance(&step.name, len)?;
+            self.advance(name, len)?;
         }
         Ok(error)
     }
 
     /// Read `count` rows into `rows`, on all threads.
-    fn read(
+    pub fn read(
         &self,
         name: &str,
         k: usize,
@@ -239,7 +289,7 @@ impl Run<'_> {
 
     /// Let go of what was read of a tensor, now and then: a large embedding alone would fill
     /// gigabytes with pages that are never looked at again.
-    fn release(&mut self, name: &str, weights: usize) {
+    pub fn release(&mut self, name: &str, weights: usize) {
         self.held += weights;
         if self.held >= RELEASE {
             self.input.release(name);
@@ -252,7 +302,7 @@ impl Run<'_> {
         Error::tensor(self.path, name, what)
     }
 
-    fn advance(&mut self, tensor: &str, weights: usize) -> Result<(), Error> {
+    pub fn advance(&mut self, tensor: &str, weights: usize) -> Result<(), Error> {
         self.done += weights as u64;
         self.progress(tensor)
     }
@@ -300,13 +350,31 @@ fn pack_tiles(cpu: &Cpu, slice: &Quantized) -> Vec<Result<AlignedBytes, kozue_ke
         .collect()
 }
 
+/// Rows of codes, read on all threads.
+pub(crate) fn code_rows(cpu: &Cpu, codes: &dyn CodeRows, rows: Range<usize>) -> Slice {
+    let parts: Vec<_> = rows
+        .clone()
+        .step_by(TILE)
+        .map(|first| (first, Mutex::new(Slice::default())))
+        .collect();
+    cpu.run(parts.len(), &|part| {
+        let (first, slice) = &parts[part];
+        *locked(slice) = codes.rows(*first..(first + TILE).min(rows.end));
+    });
+    let mut all = Slice::default();
+    for (_, slice) in parts {
+        all.extend(slice.into_inner().unwrap_or_else(PoisonError::into_inner));
+    }
+    all
+}
+
 /// A lock's content, also after a panic elsewhere, which then ends the whole run anyway.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Floats as they are stored; what rounding loses is added to `error`.
-fn encode(dtype: Dtype, values: &[f32], error: &mut QuantError) -> Vec<u8> {
+pub(crate) fn encode(dtype: Dtype, values: &[f32], error: &mut QuantError) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(values.len() * dtype.size());
     for &value in values {
         let stored = match dtype {

@@ -1,9 +1,11 @@
 //! What a format's loader gives: a description and tensors under Hugging Face names.
 
 use std::fmt;
+use std::ops::Range;
 
-use kozue_kernels::Matrix;
+use kozue_kernels::{Matrix, PackedSpec, Rotation};
 
+use crate::affine::Slice;
 use crate::description::Description;
 use crate::error::Error;
 
@@ -96,9 +98,27 @@ pub(crate) trait Source: Send + Sync {
     /// in slices; called from several threads.
     fn rows(&self, name: &str, k: usize, first: usize, out: &mut [f32]) -> Result<(), Error>;
 
+    /// The codes of a matrix, where it is stored as codes that the kernels can hold.
+    fn codes(&self, _name: &str) -> Option<Box<dyn CodeRows + '_>> {
+        None
+    }
+
     /// Let go of the memory behind a tensor after it was read; it can still be read again.
     fn release(&self, name: &str);
 
     /// What was done to the values at load, one note for each kind of tensor.
     fn notes(&self) -> Vec<Note>;
+}
+
+/// A matrix of codes, read in slices of rows. For converters, which need not round again what was
+/// rounded before.
+pub(crate) trait CodeRows: Sync {
+    /// Shape and kind, in the kernels' groups.
+    fn spec(&self) -> PackedSpec;
+
+    /// Rotation of the inputs.
+    fn rotation(&self) -> Option<Rotation>;
+
+    /// Some rows, with a scale and a zero for each group.
+    fn rows(&self, rows: Range<usize>) -> Slice;
 }

@@ -40,7 +40,7 @@ impl Writer {
     /// Create the file and write its header.
     pub fn create(
         path: &Path,
-        plan: &[Planned],
+        plan: &[&Planned],
         metadata: &BTreeMap<String, String>,
     ) -> Result<Writer, Error> {
         let (header, left) = header(plan, metadata);
@@ -78,7 +78,7 @@ impl Writer {
 }
 
 /// The length and text of the header, and the number of bytes that follow.
-fn header(plan: &[Planned], metadata: &BTreeMap<String, String>) -> (Vec<u8>, u64) {
+fn header(plan: &[&Planned], metadata: &BTreeMap<String, String>) -> (Vec<u8>, u64) {
     let mut map = Map::new();
     map.insert("__metadata__".to_owned(), json!(metadata));
     let mut offset = 0;
@@ -103,19 +103,19 @@ fn header(plan: &[Planned], metadata: &BTreeMap<String, String>) -> (Vec<u8>, u6
 mod tests {
     use super::*;
 
-    fn plan(len: usize) -> [Planned; 1] {
-        [Planned {
+    fn plan(len: usize) -> Planned {
+        Planned {
             name: "a".to_owned(),
             dtype: Dtype::U8,
             shape: vec![len],
-        }]
+        }
     }
 
     #[test]
     #[cfg(target_os = "linux")]
     fn a_full_disk_is_one_line() {
         let full = Path::new("/dev/full");
-        let error = Writer::create(full, &plan(4), &BTreeMap::new()).err();
+        let error = Writer::create(full, &[&plan(4)], &BTreeMap::new()).err();
         assert_eq!(
             error.expect("a full disk takes nothing").to_string(),
             "/dev/full: cannot write: No space left on device (os error 28)"
@@ -126,7 +126,8 @@ mod tests {
     fn data_that_fall_short_are_an_error() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("short");
-        let mut writer = Writer::create(&path, &plan(4), &BTreeMap::new()).expect("it is writable");
+        let mut writer =
+            Writer::create(&path, &[&plan(4)], &BTreeMap::new()).expect("it is writable");
         writer.data(&[1, 2]).expect("it is writable");
         let error = writer.finish().expect_err("2 of 4 bytes");
         assert!(

@@ -260,7 +260,7 @@ fn what_stands_at_the_target_is_safe() {
     fs::write(target.join("thesis.txt"), "years of work").unwrap();
     assert_fails(
         convert(&dir, force),
-        "packed: exists, is not empty and is no Kozue checkpoint; name another place",
+        "packed: exists, is not empty and was not written by Kozue; name another place",
     );
     assert_eq!(
         fs::read_to_string(target.join("thesis.txt")).unwrap(),

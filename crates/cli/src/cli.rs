@@ -29,6 +29,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Convert a model to Kozue's packed format
     Quantize(QuantizeArgs),
+    /// Write a model in the format of another program
+    Export(ExportArgs),
     /// Measure a model's speed on this machine
     Bench(BenchArgs),
     /// Answer over HTTP, as OpenAI's and Anthropic's APIs do
@@ -213,6 +215,42 @@ pub enum Size {
     M,
     #[value(name = "L")]
     L,
+}
+
+#[derive(Args)]
+pub struct ExportArgs {
+    /// Model to read: a directory, a GGUF file or a name on the hub
+    pub source: PathBuf,
+    /// Directory to make
+    pub target: PathBuf,
+    /// hf: plain floats, for transformers; lalamo: codes as they are, for Uzu
+    #[arg(long, value_enum)]
+    pub format: ExportFormat,
+    /// Type of floats, and of the scales of codes (f32 keeps every bit)
+    #[arg(long, value_enum, default_value_t = Floats::Bf16)]
+    pub floats: Floats,
+    /// Replace what was exported before
+    #[arg(long)]
+    pub force: bool,
+    /// Only the summary, no line for each tensor
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Threads [default: one for each physical core]
+    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
+    pub threads: Option<usize>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ExportFormat {
+    Hf,
+    Lalamo,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Floats {
+    Bf16,
+    F16,
+    F32,
 }
 
 #[derive(Args)]

@@ -6,10 +6,12 @@ mod cli;
 mod closed_output;
 mod command;
 mod compare;
+mod conversion;
 mod default_model;
 mod document;
 mod draft;
 mod eval;
+mod export;
 mod failure;
 mod hub;
 mod inspect;
@@ -51,6 +53,7 @@ fn start() -> Result<(), Failure> {
         Command::Run(args) => run::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Serve(args) => serve::run(&args),
         Command::Compare(args) => compare::run(&args),

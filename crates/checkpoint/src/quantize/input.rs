@@ -12,11 +12,11 @@ use crate::fields::{exists, read_object};
 use crate::hugging_face::directory_name;
 use crate::layout::{Role, Slot, layout, mtp_layout};
 use crate::shards::Shards;
-use crate::source::TensorInfo;
+use crate::source::{CodeRows, TensorInfo};
 use crate::text::text_files;
 
 /// A source of tensors, opened and checked.
-pub(super) enum Input {
+pub(crate) enum Input {
     Model(Box<Checkpoint>),
     Drafter {
         name: String,
@@ -95,6 +95,14 @@ impl Input {
         match self {
             Input::Model(checkpoint) => checkpoint.source.vector(name, len),
             Input::Drafter { shards, .. } => shards.vector(name, len),
+        }
+    }
+
+    /// See [`Source::codes`](crate::source::Source::codes).
+    pub fn codes(&self, name: &str) -> Option<Box<dyn CodeRows + '_>> {
+        match self {
+            Input::Model(checkpoint) => checkpoint.source.codes(name),
+            Input::Drafter { .. } => None,
         }
     }
 

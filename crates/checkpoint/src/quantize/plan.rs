@@ -31,6 +31,8 @@ pub(super) struct Step {
 pub(super) enum Action {
     /// Packed, rotated by the signs of this name.
     Pack(String),
+    /// Codes of this very kind, moved as they are; rotated by signs, if they are.
+    Move(Option<String>),
     /// Kept as floats of this type.
     Keep(Dtype),
 }
@@ -65,6 +67,21 @@ impl Plan {
                 // Quantised by another program: its values as they are.
                 _ => Dtype::F32,
             };
+            if let (Role::Matrix, &[n, k]) = (slot.role, &slot.shape[..])
+                && let Some(codes) = input.codes(&slot.name)
+                && codes.spec() == plan.quantizer.spec(n, k)
+                && let Some(signs) = plan.signs_of(codes.rotation())
+            {
+                plan.steps.push(Step {
+                    name: slot.name,
+                    shape: slot.shape,
+                    from: info.format,
+                    bytes_before: info.bytes,
+                    action: Action::Move(signs),
+                    note: None,
+                });
+                continue;
+            }
             let (action, note) = match (slot.role, &slot.shape[..]) {
                 (Role::Matrix, &[_, k]) if k.is_multiple_of(ROTATED) => {
                     let signs = format!("{SIGNS}{k}");
@@ -97,10 +114,24 @@ impl Plan {
         // Packed tensors take whole cache lines and come first; then wider values before
         // narrower ones, so that every tensor is aligned without padding between them.
         plan.steps.sort_by_key(|step| match step.action {
-            Action::Pack(_) => 0,
+            Action::Pack(_) | Action::Move(_) => 0,
             Action::Keep(dtype) => 8 - dtype.size(),
         });
         Ok(plan)
+    }
+
+    /// The name of a rotation's signs, noted if they are the first of their width; `None` where other
+    /// signs of this width have that name.
+    fn signs_of(&mut self, rotation: Option<Rotation>) -> Option<Option<String>> {
+        let Some(rotation) = rotation else {
+            return Some(None);
+        };
+        let name = format!("{SIGNS}{}", rotation.k());
+        let known = self
+            .rotations
+            .entry(name.clone())
+            .or_insert(rotation.clone());
+        (*known == rotation).then_some(Some(name))
     }
 
     /// What the header lists, in order.
@@ -108,7 +139,7 @@ impl Plan {
         let steps = self.steps.iter().map(|step| {
             let name = step.name.clone();
             match step.action {
-                Action::Pack(_) => {
+                Action::Pack(_) | Action::Move(_) => {
                     let bytes = self.quantizer.spec(step.shape[0], step.shape[1]).bytes();
                     Planned {
                         name,
@@ -134,11 +165,14 @@ impl Plan {
     pub fn metadata(&self) -> BTreeMap<String, String> {
         let mut metadata = BTreeMap::from([("format".to_owned(), "kozue".to_owned())]);
         for step in &self.steps {
-            if let Action::Pack(signs) = &step.action {
-                let spec = self.quantizer.spec(step.shape[0], step.shape[1]);
-                let entry = PackedEntry::new(&spec, Some(signs.clone()));
-                metadata.insert(step.name.clone(), json!(entry).to_string());
-            }
+            let signs = match &step.action {
+                Action::Pack(signs) => Some(signs.clone()),
+                Action::Move(signs) => signs.clone(),
+                Action::Keep(_) => continue,
+            };
+            let spec = self.quantizer.spec(step.shape[0], step.shape[1]);
+            let entry = PackedEntry::new(&spec, signs);
+            metadata.insert(step.name.clone(), json!(entry).to_string());
         }
         metadata
     }

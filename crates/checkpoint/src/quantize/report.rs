@@ -31,11 +31,13 @@ pub struct TensorReport {
     pub note: Option<String>,
 }
 
-/// What [`quantize`] did.
+/// What [`quantize`](super::quantize()) or [`export`](crate::export()) did.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// In the order of the new file.
     pub tensors: Vec<TensorReport>,
+    /// What the new format has no place for, one line each.
+    pub notes: Vec<String>,
     /// Bytes of the source's tensors that were used.
     pub bytes_before: u64,
     /// Bytes of all tensors written, signs included.
@@ -102,7 +104,7 @@ fn report_json(report: &Report) -> Map<String, Value> {
 }
 
 /// Licences travel with the weights that they cover.
-fn copy_licence(source: &Path, dir: &Path) -> Result<(), Error> {
+pub(crate) fn copy_licence(source: &Path, dir: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(source).map_err(Error::io(source, "read"))?;
     for entry in entries.filter_map(Result::ok) {
         let name = entry.file_name();

@@ -1,0 +1,178 @@
+//! From any checkpoint to the formats of other programs, tensor by tensor.
+//!
+//! As in [`quantize`](crate::quantize()), memory depends on the width of the model and not on its size,
+//! and what is written appears under its name only when it is complete.
+
+mod hugging_face;
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use kozue_kernels::Cpu;
+
+use crate::Checkpoint;
+use crate::description::{Description, TokenizerSource};
+use crate::destination::{Destination, check_target};
+use crate::error::Error;
+use crate::lalamo;
+use crate::quantize::input::Input;
+use crate::quantize::report::copy_licence;
+use crate::quantize::{Progress, Report, Run};
+use crate::safetensors::Dtype;
+use crate::shards::SINGLE;
+
+/// What [`export`] writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// A directory as transformers saves it: plain floats under Hugging Face's names.
+    HuggingFace,
+    /// A directory of lalamo, which Uzu reads: codes where the source has codes, else floats.
+    Lalamo,
+}
+
+/// How floats are stored: weights that are no codes, and the scales of codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Floats {
+    /// 8 bits of precision.
+    Bf16,
+    /// 11 bits of precision, between 6e-8 and 65504.
+    F16,
+    /// 24 bits of precision.
+    F32,
+}
+
+/// What [`export`] is to make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// The format.
+    pub format: Format,
+    /// The type of floats.
+    pub floats: Floats,
+    /// Whether what Kozue wrote to the same place before is replaced.
+    pub force: bool,
+}
+
+impl Floats {
+    pub(crate) fn dtype(self) -> Dtype {
+        match self {
+            Floats::Bf16 => Dtype::Bf16,
+            Floats::F16 => Dtype::F16,
+            Floats::F32 => Dtype::F32,
+        }
+    }
+}
+
+/// Write the model at `source` as `target` in another program's format. `progress` is called after
+/// every slice of rows; where it breaks, nothing is left behind.
+///
+/// # Errors
+/// If the source is damaged, the format cannot hold the model, the target exists (see
+/// [`ExportOptions::force`]), or writing fails.
+pub fn export(
+    cpu: &Cpu,
+    source: &Path,
+    target: &Path,
+    options: ExportOptions,
+    progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
+) -> Result<Report, Error> {
+    check_target(target, options.force)?;
+    let input = Input::open(source)?;
+    let input = &input;
+    let Input::Model(checkpoint) = input else {
+        return Err(Error::file(
+            source,
+            "is a drafter's folder; only models are exported",
+        ));
+    };
+    let destination = Destination::create(target, options.force)?;
+    let dir = destination.dir();
+    let weights = dir.join(SINGLE);
+    let mut report = match options.format {
+        Format::HuggingFace => {
+            let plan = hugging_face::Plan::new(input, options.floats);
+            let report = plan.write(Run::new(
+                cpu,
+                source,
+                input,
+                plan.writer(&weights)?,
+                plan.weights,
+                progress,
+            ))?;
+            hugging_face::write_texts(input, dir, options.floats)?;
+            report
+        }
+        Format::Lalamo => {
+            let plan = lalamo::write::Plan::new(checkpoint, options.floats)?;
+            let report = plan.write(Run::new(
+                cpu,
+                source,
+                input,
+                plan.writer(&weights)?,
+                plan.values(),
+                progress,
+            ))?;
+            lalamo::write::write_texts(checkpoint, dir)?;
+            report
+        }
+    };
+    if source.is_dir() {
+        copy_licence(source, dir)?;
+    }
+    let written = Checkpoint::open(dir)?;
+    check(
+        source,
+        checkpoint.description(),
+        written.description(),
+        &mut report,
+    )?;
+    destination.finish()?;
+    Ok(report)
+}
+
+/// Compares what was written with what was read: an error if it is another model, a line for each
+/// setting of the text side that the format has no place for.
+fn check(
+    source: &Path,
+    before: &Description,
+    after: &Description,
+    report: &mut Report,
+) -> Result<(), Error> {
+    if before.config != after.config {
+        let what = "the format cannot hold a model of this shape; choose another --format";
+        return Err(Error::file(source, what));
+    }
+    let text = |description: &Description| match &description.tokenizer {
+        TokenizerSource::Json(text) | TokenizerSource::Gguf(text) => text.clone(),
+    };
+    let (a, b) = (&before.generation, &after.generation);
+    let same = [
+        ("the tokenizer", text(before) == text(after)),
+        (
+            "the chat template",
+            before.chat_template == after.chat_template,
+        ),
+        ("the token before a text", a.bos == b.bos),
+        ("the tokens that end an answer", a.eos == b.eos),
+        (
+            "the defaults of sampling",
+            (
+                a.temperature,
+                a.top_p,
+                a.top_k,
+                a.min_p,
+                a.repetition_penalty,
+            ) == (
+                b.temperature,
+                b.top_p,
+                b.top_k,
+                b.min_p,
+                b.repetition_penalty,
+            ),
+        ),
+    ];
+    let lost = same.iter().filter(|(_, same)| !same);
+    report.notes.extend(
+        lost.map(|(what, _)| format!("{what}: changed, as the format has no place for it")),
+    );
+    Ok(())
+}

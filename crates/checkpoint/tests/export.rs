@@ -1,0 +1,333 @@
+//! Other programs' formats, written and read back: what they can hold comes back bit by bit.
+#![allow(missing_docs)]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use kozue_checkpoint::{
+    Checkpoint, Error, ExportOptions, Floats, Format, Options, Report, Size, export, quantize,
+};
+use kozue_kernels::{Cpu, Matrix};
+use serde_json::json;
+use support::{Dir, Model, Tensor};
+
+fn packed(dir: &Dir, source: &Path, name: &str, size: Size, group: usize) -> PathBuf {
+    let target = dir.root.path().join(name);
+    let options = Options {
+        size,
+        group,
+        force: false,
+    };
+    let cpu = Cpu::new(Some(2));
+    quantize(&cpu, source, &target, options, &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap_or_else(|error| panic!("{error}"));
+    target
+}
+
+fn exported(source: &Path, target: &Path, format: Format, floats: Floats) -> Result<Report, Error> {
+    let options = ExportOptions {
+        format,
+        floats,
+        force: false,
+    };
+    export(&Cpu::new(Some(2)), source, target, options, &mut |_| {
+        ControlFlow::Continue(())
+    })
+}
+
+fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Matrices as they run, all else as values.
+fn contents(path: &Path) -> BTreeMap<String, (Vec<u8>, Vec<f32>)> {
+    let checkpoint = open(path);
+    let tensors = checkpoint.tensors();
+    let read = |name: &str, shape: &[usize]| {
+        if let &[n, k] = shape
+            && let Ok(Matrix::Packed(matrix)) = checkpoint.matrix(name, n, k)
+        {
+            let signs = matrix.rotation().expect("rotated").signs().to_vec();
+            return (matrix.bytes().to_vec(), signs);
+        }
+        let len = shape.iter().product();
+        (Vec::new(), checkpoint.vector(name, len).unwrap())
+    };
+    let used = tensors.iter().filter(|info| !info.aside);
+    used.map(|info| (info.name.clone(), read(&info.name, &info.shape)))
+        .collect()
+}
+
+fn is_rounded(name: &str) -> bool {
+    name.ends_with("in_proj_a.weight") || name.ends_with("in_proj_b.weight")
+}
+
+#[test]
+fn packed_models_go_through_lalamo_and_back_without_a_change() {
+    let models = [
+        (Model::llama(), 32),
+        (Model::qwen2(), 64),
+        (Model::qwen3(), 32),
+        (Model::qwen35(), 64),
+    ];
+    for (model, group) in models {
+        for size in [Size::M, Size::L] {
+            let dir = model.write();
+            dir.put("chat_template.jinja", "{{ messages }}\n");
+            let ours = packed(&dir, &dir.path, "ours", size, group);
+            let theirs = dir.root.path().join("theirs");
+            let report = exported(&ours, &theirs, Format::Lalamo, Floats::F32)
+                .unwrap_or_else(|error| panic!("{error}"));
+            let (before, mut after) = (contents(&ours), contents(&theirs));
+            assert_eq!(
+                before.keys().collect::<Vec<_>>(),
+                after.keys().collect::<Vec<_>>()
+            );
+            for (name, (bytes, values)) in &before {
+                let found = after.remove(name).unwrap();
+                if is_rounded(name) {
+                    // Heads' rows are floats in ours, and share a matrix of codes in theirs.
+                    let square = |x: f32| f64::from(x) * f64::from(x);
+                    let lost: f64 = values
+                        .iter()
+                        .zip(&found.1)
+                        .map(|(a, b)| square(a - b))
+                        .sum();
+                    let all: f64 = values.iter().map(|&x| square(x)).sum();
+                    let bound = if size == Size::M { 0.12 } else { 0.01 };
+                    assert!((lost / all).sqrt() < bound, "{name}: {}", lost / all);
+                } else {
+                    assert!(*bytes == found.0, "{name}: other codes");
+                    assert!(*values == found.1, "{name}: other values");
+                }
+            }
+            let noted: Vec<_> = report
+                .tensors
+                .iter()
+                .filter_map(|t| t.note.clone())
+                .collect();
+            let deltas = if model.config["model_type"] == "qwen3_5_text" {
+                3
+            } else {
+                0
+            };
+            assert_eq!(noted.len(), deltas, "{noted:?}");
+            assert!(
+                noted
+                    .iter()
+                    .all(|note| note.starts_with("in_proj_b, in_proj_a rounded"))
+            );
+            assert!(
+                report
+                    .tensors
+                    .iter()
+                    .all(|tensor| tensor.relative_error.is_none())
+            );
+
+            // Codes are moved, not chosen again.
+            let again = packed(&dir, &theirs, "again", size, group);
+            let after = contents(&again);
+            let same = |(name, value): (&String, &_)| is_rounded(name) || after[name] == *value;
+            assert!(before.iter().all(same), "other codes");
+        }
+    }
+}
+
+#[test]
+fn scales_in_bfloat16_say_what_they_lose() {
+    let dir = Model::qwen2().write();
+    let ours = packed(&dir, &dir.path, "ours", Size::M, 64);
+    let target = dir.root.path().join("theirs");
+    let report = exported(&ours, &target, Format::Lalamo, Floats::Bf16).unwrap();
+    for tensor in &report.tensors {
+        let lost = tensor
+            .relative_error
+            .expect("f16 has more digits than bf16");
+        assert!((1e-4..4e-3).contains(&lost), "{}: {lost}", tensor.name);
+    }
+    // Nor in half precision, which our scales have.
+    let half = dir.root.path().join("half");
+    let report = exported(&ours, &half, Format::Lalamo, Floats::F16).unwrap();
+    let scales = report.tensors.iter().filter(|t| !t.name.contains("qkvg"));
+    assert!(scales.clone().count() > 2 && scales.into_iter().all(|t| t.relative_error.is_none()));
+}
+
+#[test]
+fn groups_that_do_not_end_with_a_row_become_smaller_ones() {
+    // 160 inputs are two and a half groups of 64.
+    let dir = Model::llama().write();
+    let ours = packed(&dir, &dir.path, "ours", Size::L, 64);
+    let theirs = dir.root.path().join("theirs");
+    exported(&ours, &theirs, Format::Lalamo, Floats::F32).unwrap();
+    let name = "model.layers.1.mlp.down_proj.weight";
+    let (before, after) = (open(&ours), open(&theirs));
+    let Matrix::Packed(matrix) = after.matrix(name, 64, 160).unwrap() else {
+        panic!("{name} is packed")
+    };
+    assert_eq!(matrix.spec().group, 32);
+    assert_eq!(
+        before.vector(name, 64 * 160).unwrap(),
+        after.vector(name, 64 * 160).unwrap()
+    );
+}
+
+#[test]
+fn models_of_floats_go_through_lalamo_and_back() {
+    for model in [Model::llama(), Model::qwen35()] {
+        let dir = model.write();
+        let theirs = dir.root.path().join("theirs");
+        let report = exported(&dir.path, &theirs, Format::Lalamo, Floats::Bf16).unwrap();
+        assert!(
+            report
+                .tensors
+                .iter()
+                .all(|tensor| tensor.to == "BF16" && tensor.relative_error.is_none())
+        );
+        assert_eq!(contents(&dir.path), contents(&theirs));
+    }
+}
+
+#[test]
+fn packed_models_become_plain_ones() {
+    let models = [Model::llama(), Model::qwen2(), Model::qwen35()];
+    for (model, size) in models.iter().zip([Size::M, Size::L, Size::M]) {
+        let dir = model.write();
+        dir.put(
+            "generation_config.json",
+            r#"{"eos_token_id": [2, 5], "top_p": 0.8, "top_k": 20}"#,
+        );
+        let ours = packed(&dir, &dir.path, "ours", size, 64);
+        let source = open(&ours);
+        for floats in [Floats::F32, Floats::Bf16] {
+            let target = dir.root.path().join(format!("{floats:?}"));
+            let report = exported(&ours, &target, Format::HuggingFace, floats).unwrap();
+            assert_eq!(report.notes, [""; 0]);
+            let plain = open(&target);
+            assert_eq!(plain.description().config, source.description().config);
+            assert_eq!(
+                plain.description().generation,
+                source.description().generation
+            );
+            for info in source.tensors() {
+                let len = info.shape.iter().product();
+                let before = source.vector(&info.name, len).unwrap();
+                let after = plain.vector(&info.name, len).unwrap();
+                let rounded = |x: &f32| match floats {
+                    Floats::F32 => *x,
+                    _ => bf16::from_f32(*x).to_f32(),
+                };
+                let expected: Vec<f32> = before.iter().map(rounded).collect();
+                let kept = info.format == "F32" && info.shape.len() != 2;
+                assert!(
+                    after == if kept { before } else { expected },
+                    "{}",
+                    info.name
+                );
+            }
+            let config = fs::read_to_string(target.join("config.json")).unwrap();
+            let name = if floats == Floats::F32 {
+                "float32"
+            } else {
+                "bfloat16"
+            };
+            assert!(
+                config.contains(name) && !config.contains("kozue"),
+                "{config}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_prediction_head_is_named_where_it_is_left_out() {
+    let dir = Model::qwen35_multimodal().write();
+    let theirs = dir.root.path().join("theirs");
+    let report = exported(&dir.path, &theirs, Format::Lalamo, Floats::Bf16).unwrap();
+    assert_eq!(
+        report.notes,
+        ["the multi-token prediction head: left out, as lalamo has none"]
+    );
+}
+
+#[test]
+fn what_cannot_be_exported_is_one_line() {
+    let refused = |source: &Path, target: &Path, format, expected: &str| {
+        let text = exported(source, target, format, Floats::Bf16)
+            .expect_err("exported")
+            .to_string();
+        assert!(text.contains(expected) && !text.contains('\n'), "{text}");
+    };
+    let dir = Model::qwen2().write();
+    let target = dir.root.path().join("out");
+    exported(&dir.path, &target, Format::HuggingFace, Floats::Bf16).unwrap();
+    refused(
+        &dir.path,
+        &target,
+        Format::Lalamo,
+        "out: exists; use --force",
+    );
+    let force = ExportOptions {
+        format: Format::Lalamo,
+        floats: Floats::Bf16,
+        force: true,
+    };
+    let cpu = Cpu::new(Some(1));
+    export(&cpu, &dir.path, &target, force, &mut |_| {
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    // A model that Kozue did not write stays.
+    let other = Model::qwen2().write();
+    let error = export(&cpu, &dir.path, &other.path, force, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("was not written by Kozue")
+    );
+    let stopped = dir.root.path().join("stopped");
+    let error = export(
+        &cpu,
+        &dir.path,
+        &stopped,
+        ExportOptions {
+            force: false,
+            ..force
+        },
+        &mut |_| ControlFlow::Break(()),
+    );
+    assert!(matches!(error, Err(Error::Stopped)));
+    assert_eq!(Dir::names(dir.root.path()), ["out", "tiny"]);
+
+    let mut drafter = Model::qwen3();
+    drafter.config["block_size"] = json!(16);
+    drafter.config["dflash_config"] = json!({"mask_token_id": 7, "target_layer_ids": [0]});
+    drafter.tensors = vec![Tensor::filled("fc.weight", "BF16", &[64, 64])];
+    let drafter = drafter.write();
+    refused(
+        &drafter.path,
+        &stopped,
+        Format::HuggingFace,
+        "is a drafter's folder",
+    );
+
+    let mut scaled = Model::llama();
+    scaled.config["rope_scaling"] =
+        json!({"rope_type": "kozue_factors", "factors": [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0]});
+    let scaled = scaled.write();
+    refused(
+        &scaled.path,
+        &stopped,
+        Format::Lalamo,
+        "divided by a list of numbers",
+    );
+}
