@@ -70,12 +70,6 @@ def _import_gguf(a: argparse.Namespace) -> None:
     run(a.file, a.out, tokenizer=not a.no_tokenizer)
 
 
-def _unpack(a: argparse.Namespace) -> None:
-    from kozue_train.stages.unpack import run
-
-    run(a.folder, a.out)
-
-
 def _plot(a: argparse.Namespace) -> None:
     from kozue_train.log import plot
 
@@ -197,11 +191,6 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("out", type=Path)
     p.add_argument("--no-tokenizer", action="store_true", help="weights and configuration only")
     p.set_defaults(run=_import_gguf)
-
-    p = sub.add_parser("unpack", help="a packed folder (size M or L) -> a transformers folder in bfloat16")
-    p.add_argument("folder", type=Path)
-    p.add_argument("out", type=Path)
-    p.set_defaults(run=_unpack)
 
     p = sub.add_parser("check-device", help="compare the fast kernels with plain PyTorch on this GPU and time them")
     _numbers(p, rows=16, length=1024)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from kozue_train import quantise
 from kozue_train.packed import load_weights, unpack
-from kozue_train.stages import unpack as unpack_stage
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 
 @pytest.mark.parametrize(("bits", "zero", "group"), [(8, "symmetric", 64), (4, "point", 64), (4, "min", 32)])
@@ -66,15 +65,3 @@ def test_rotation_is_undone(tmp_path: Path) -> None:
     assert (got["a.weight"] - w).norm() / w.norm() < 0.008
     with pytest.raises(FileNotFoundError, match="give a folder"):
         load_weights(tmp_path / "none")
-
-
-def test_a_packed_folder_becomes_a_transformers_folder(tmp_path: Path) -> None:
-    w = packed_folder(tmp_path)
-    unpack_stage.run(tmp_path, tmp_path / "out")
-    got = load_file(tmp_path / "out" / "model.safetensors")
-    assert set(got) == {"a.weight", "b"} and got["a.weight"].dtype is torch.bfloat16
-    assert (got["a.weight"].float() - w).norm() / w.norm() < 0.008
-    assert json.loads((tmp_path / "out" / "config.json").read_text()) == {"model_type": "llama"}
-    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
-    with pytest.raises(ValueError, match="not packed"):
-        unpack_stage.run(tmp_path / "out", tmp_path / "again")

@@ -3,7 +3,8 @@
 //! A DFlash directory is what z-lab publishes: config.json (`DFlashDraftModel`) and safetensors
 //! with names such as `fc.weight` and `layers.0.self_attn.q_proj.weight`; embedding and head are
 //! the target's. A Weaver directory holds the `config` of its checkpoint as config.json and its
-//! `state_dict` as safetensors. Either may be quantised like a model of Kozue's own format.
+//! `state_dict` as safetensors. Either may be quantised like a model of Kozue's own format. A
+//! speculator's directory, as lalamo writes it for Uzu, holds both in one.
 
 use std::path::Path;
 
@@ -15,14 +16,19 @@ use crate::description::ModelConfig;
 use crate::error::Error;
 use crate::fields::{Fields, exists, read_object};
 use crate::kozue::{SIGNS, find_packed, packed_tensors};
+use crate::lalamo::speculator::{self, SPECULATOR_KEY};
+use crate::placed::Placed;
 use crate::reads::{Reads, Tensors};
 use crate::resident::Resident;
 use crate::shards::Shards;
+use crate::source::TensorInfo;
 
 /// Folder of a DFlash network inside a model's folder.
 pub const DFLASH: &str = "dflash";
 /// Folder of a Weaver inside a model's folder.
 pub const WEAVER: &str = "weaver";
+/// Folder of a DFlash network and a Weaver inside a model's folder, as lalamo writes it.
+pub const SPECULATOR: &str = "speculator";
 
 const MAX_BLOCK: usize = 1024;
 const MAX_WIDTH: usize = 1 << 20;
@@ -31,9 +37,25 @@ const MAX_LAYERS: usize = 256;
 /// A drafter's directory.
 pub struct Drafter {
     kind: DrafterKind,
-    shards: Shards,
-    packed: Resident,
+    held: Held,
     reads: Reads,
+}
+
+/// Where a drafter's tensors are.
+enum Held {
+    /// In a directory of its own.
+    Own { shards: Shards, packed: Resident },
+    /// In a speculator's.
+    Joined(Box<Placed>),
+}
+
+/// What a drafter's directory may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// See [`DrafterKind::DFlash`].
+    DFlash,
+    /// See [`DrafterKind::Weaver`].
+    Weaver,
 }
 
 /// What a drafter is, with its settings.
@@ -97,38 +119,55 @@ pub struct WeaverConfig {
 }
 
 impl Drafter {
-    /// Opens a drafter's directory; tensors are mapped, not read.
+    /// The networks that a directory holds, by its config.json; none where it is no drafter's.
     ///
     /// # Errors
-    /// If the directory holds no drafter, or its settings or files are damaged.
-    pub fn open(dir: &Path) -> Result<Drafter, Error> {
-        let config_path = dir.join("config.json");
-        if !exists(&config_path)? {
+    /// If that cannot be told, for want of permission say, or its settings are damaged.
+    pub fn networks(dir: &Path) -> Result<Vec<Network>, Error> {
+        let path = dir.join("config.json");
+        if !dir.is_dir() || !exists(&path)? {
+            return Ok(Vec::new());
+        }
+        let map = read_object(&path)?;
+        match marks(&map) {
+            Some(Mark::Speculator) => speculator::networks(&path, &map),
+            Some(Mark::Weaver) => Ok(vec![Network::Weaver]),
+            Some(Mark::DFlash) => Ok(vec![Network::DFlash]),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Opens a directory that holds `network`; tensors are mapped, not read.
+    ///
+    /// # Errors
+    /// If the directory holds no such network, or its settings or files are damaged.
+    pub fn open(dir: &Path, network: Network) -> Result<Drafter, Error> {
+        let path = dir.join("config.json");
+        if !exists(&path)? {
             return Err(Error::NotAModel {
                 path: dir.to_path_buf(),
                 what: "there is no config.json; give a drafter's directory".to_owned(),
             });
         }
-        let map = read_object(&config_path)?;
-        let shards = Shards::open(dir, false)?;
-        let packed = packed_tensors(&shards)?;
-        shards.check_floats(|name| packed.contains_key(name) || name.starts_with(SIGNS))?;
-        // Signs are read through the matrices that they rotate.
-        let infos = shards
-            .infos()
-            .filter(|info| !info.name.starts_with(SIGNS))
-            .collect::<Vec<_>>();
-        let has = |name: &str| infos.iter().any(|info| info.name == name);
-        let kind = if map.contains_key("d_rank") {
-            DrafterKind::Weaver(weaver(&config_path, &map, has)?)
-        } else {
-            DrafterKind::DFlash(dflash(&config_path, &map)?)
+        let map = read_object(&path)?;
+        let (kind, held, infos) = match (marks(&map), network) {
+            (Some(Mark::Speculator), _) => {
+                let (kind, placed) = speculator::open(dir, &path, &map, network)?;
+                let infos = placed.tensors();
+                (kind, Held::Joined(Box::new(placed)), infos)
+            }
+            (Some(Mark::DFlash), Network::Weaver) => {
+                return Err(Error::file(dir, "is no Weaver"));
+            }
+            (Some(Mark::Weaver), Network::DFlash) => {
+                return Err(Error::file(dir, "is no DFlash drafter"));
+            }
+            _ => own(dir, &path, &map)?,
         };
         Ok(Drafter {
             kind,
+            held,
             reads: Reads::new(dir, infos),
-            shards,
-            packed: Resident::new(packed),
         })
     }
 
@@ -139,7 +178,10 @@ impl Drafter {
 
     /// Bytes of its tensors.
     pub fn bytes(&self) -> u64 {
-        self.shards.infos().map(|info| info.bytes).sum()
+        match &self.held {
+            Held::Own { shards, .. } => shards.infos().map(|info| info.bytes).sum(),
+            Held::Joined(placed) => placed.tensors().iter().map(|info| info.bytes).sum(),
+        }
     }
 
     /// Its directory.
@@ -159,17 +201,67 @@ impl Drafter {
 impl Tensors for Drafter {
     fn matrix(&self, name: &str, n: usize, k: usize) -> Result<Matrix, Error> {
         self.reads.mark(name)?;
-        let packed = self.packed.running(&self.shards, name, None);
-        match find_packed(packed, &self.shards, name, n, k)? {
+        let (shards, packed) = match &self.held {
+            Held::Own { shards, packed } => (shards, packed),
+            Held::Joined(placed) => return placed.matrix(name, n, k),
+        };
+        match find_packed(packed.running(shards, name, None), shards, name, n, k)? {
             Some(matrix) => Ok(Matrix::Packed(matrix.clone())),
-            None => self.shards.matrix(name, n, k),
+            None => shards.matrix(name, n, k),
         }
     }
 
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         self.reads.mark(name)?;
-        self.shards.vector(name, len)
+        match &self.held {
+            Held::Own { shards, .. } => shards.vector(name, len),
+            Held::Joined(placed) => placed.vector(name, len),
+        }
     }
+}
+
+/// What the settings of a drafter's directory are told by.
+pub(crate) enum Mark {
+    DFlash,
+    Weaver,
+    Speculator,
+}
+
+/// Whose settings these are, if they are a drafter's.
+pub(crate) fn marks(map: &Map<String, Value>) -> Option<Mark> {
+    let has = |name: &str| map.contains_key(name);
+    if has(SPECULATOR_KEY) {
+        Some(Mark::Speculator)
+    } else if has("d_rank") {
+        Some(Mark::Weaver)
+    } else if has("dflash_config") {
+        Some(Mark::DFlash)
+    } else {
+        None
+    }
+}
+
+/// A network in a directory of its own.
+fn own(
+    dir: &Path,
+    path: &Path,
+    map: &Map<String, Value>,
+) -> Result<(DrafterKind, Held, Vec<TensorInfo>), Error> {
+    let shards = Shards::open(dir, false)?;
+    let packed = packed_tensors(&shards)?;
+    shards.check_floats(|name| packed.contains_key(name) || name.starts_with(SIGNS))?;
+    // Signs are read through the matrices that they rotate.
+    let infos = shards
+        .infos()
+        .filter(|info| !info.name.starts_with(SIGNS))
+        .collect::<Vec<_>>();
+    let has = |name: &str| infos.iter().any(|info| info.name == name);
+    let kind = match marks(map) {
+        Some(Mark::Weaver) => DrafterKind::Weaver(weaver(path, map, has)?),
+        _ => DrafterKind::DFlash(dflash(path, map)?),
+    };
+    let packed = Resident::new(packed);
+    Ok((kind, Held::Own { shards, packed }, infos))
 }
 
 fn dflash(path: &Path, map: &Map<String, Value>) -> Result<DFlashConfig, Error> {

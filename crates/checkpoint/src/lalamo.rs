@@ -6,6 +6,7 @@
 
 mod config;
 mod names;
+pub(crate) mod speculator;
 mod structure;
 pub(crate) mod write;
 

@@ -28,6 +28,7 @@ mod lalamo;
 mod layout;
 mod mapping;
 mod mlx;
+mod placed;
 mod quantize;
 mod reads;
 mod repository;
@@ -46,7 +47,10 @@ use std::path::Path;
 use kozue_kernels::Matrix;
 
 pub use description::Description;
-pub use drafter::{DFLASH, DFlashConfig, DraftMask, Drafter, DrafterKind, WEAVER, WeaverConfig};
+pub use drafter::{
+    DFLASH, DFlashConfig, DraftMask, Drafter, DrafterKind, Network, SPECULATOR, WEAVER,
+    WeaverConfig,
+};
 pub use error::Error;
 pub use export::{ExportOptions, Floats, Format, export};
 pub use fingerprint::fingerprint;
@@ -169,6 +173,11 @@ fn open_source(path: &Path) -> Result<Box<dyn Source>, Error> {
         return not_a_model("there is no config.json; give a model's directory or a GGUF file");
     }
     let map = read_object(&config_path)?;
+    if drafter::marks(&map).is_some() {
+        return not_a_model(
+            "a drafter's folder; give the model that it was made for, and this folder with --draft-model",
+        );
+    }
     if map.contains_key(lalamo::CONFIG_KEY) {
         return lalamo::open(path, &config_path, &map);
     }

@@ -1,6 +1,6 @@
 //! Which files of a published repository make a model: what has to be fetched to open it.
 
-use crate::drafter::{DFLASH, WEAVER};
+use crate::drafter::{DFLASH, SPECULATOR, WEAVER};
 use crate::error::Error;
 use crate::shards::{INDEX, SINGLE};
 
@@ -116,7 +116,7 @@ fn gguf(names: &[&str], file: &str) -> RepositoryFiles {
 /// Files of the drafters in `folder`.
 fn drafters(names: &[&str], folder: &str) -> Vec<String> {
     let mut files = Vec::new();
-    for drafter in [DFLASH, WEAVER] {
+    for drafter in [DFLASH, WEAVER, SPECULATOR] {
         let inner = format!("{folder}{drafter}/");
         let config = format!("{inner}{CONFIG}");
         let weights = weights(names, &inner);

@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::ops::ControlFlow;
 
-use kozue_checkpoint::{Drafter, DrafterKind, Options, Size, Tensors, quantize};
+use kozue_checkpoint::{Drafter, DrafterKind, Network, Options, Size, Tensors, quantize};
 use kozue_kernels::{Cpu, Matrix};
 use serde_json::{Value, json};
 use support::{Dir, Model, Tensor, value};
@@ -43,8 +43,8 @@ fn a_dflash_directory() {
     assert_eq!(report.weights, 64 * 128 + 64 + 128 * 64 + 64 * 40);
 
     let (before, after) = (
-        Drafter::open(&dir.path).unwrap(),
-        Drafter::open(&target).unwrap(),
+        Drafter::open(&dir.path, Network::DFlash).unwrap(),
+        Drafter::open(&target, Network::DFlash).unwrap(),
     );
     assert!(matches!(after.kind(), DrafterKind::DFlash(_)));
     assert_eq!(before.kind(), after.kind());

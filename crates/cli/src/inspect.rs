@@ -15,17 +15,23 @@ use std::path::Path;
 /// Runs the command.
 pub fn run(args: &InspectArgs) -> Result<(), Failure> {
     let path = model_path(args.model.as_deref())?;
-    let text = if is_drafter(&path) {
-        let drafter = Drafter::open(&path).map_err(Failure::failed)?;
-        match args.json {
-            true => format!("{}\n", drafter_json(&drafter)),
-            false => format!("{:<20} {}\n", "drafter", drafter_text(&drafter)),
+    let open = |folder: &Path, network| Drafter::open(folder, network).map_err(Failure::failed);
+    let networks = Drafter::networks(&path).map_err(Failure::failed)?;
+    let text = if !networks.is_empty() {
+        let mut text = String::new();
+        for network in networks {
+            let drafter = open(&path, network)?;
+            let _ = match args.json {
+                true => writeln!(text, "{}", drafter_json(&drafter)),
+                false => writeln!(text, "{:<20} {}", "drafter", drafter_text(&drafter)),
+            };
         }
+        text
     } else {
         let checkpoint = Checkpoint::open(&path).map_err(Failure::failed)?;
-        let drafters = drafter_folders(&path)
+        let drafters = drafter_folders(&path)?
             .iter()
-            .map(|folder| Drafter::open(folder).map_err(Failure::failed))
+            .map(|(folder, network)| open(folder, *network))
             .collect::<Result<_, _>>()?;
         let view = View::new(&checkpoint, drafters, args);
         match args.json {
@@ -37,13 +43,6 @@ pub fn run(args: &InspectArgs) -> Result<(), Failure> {
         .lock()
         .write_all(text.as_bytes())
         .map_err(Failure::output)
-}
-
-/// Whether a directory holds a drafter and not a model.
-fn is_drafter(path: &Path) -> bool {
-    let config = std::fs::read(path.join("config.json")).unwrap_or_default();
-    serde_json::from_slice::<Value>(&config)
-        .is_ok_and(|config| config.get("dflash_config").is_some() || config.get("d_rank").is_some())
 }
 
 fn drafter_text(drafter: &Drafter) -> String {

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use kozue_checkpoint::{Checkpoint, Drafter};
+use kozue_checkpoint::{Checkpoint, Drafter, Network};
 use kozue_kernels::{Cpu, KvType, gathered, linear};
 use kozue_model::{DFlash, Model, Outputs, Rows, Segment, State, Tree, WeaveNode, Weaver};
 
@@ -88,8 +88,10 @@ impl<'a> Bench<'a> {
         let target = Model::load(&Checkpoint::open(target).unwrap(), KvType::F16).unwrap();
         Self {
             cpu,
-            dflash: DFlash::load(&Drafter::open(dflash).unwrap(), &target).unwrap(),
-            weaver: Weaver::load(&Drafter::open(weaver).unwrap(), &target).unwrap(),
+            dflash: DFlash::load(&Drafter::open(dflash, Network::DFlash).unwrap(), &target)
+                .unwrap(),
+            weaver: Weaver::load(&Drafter::open(weaver, Network::Weaver).unwrap(), &target)
+                .unwrap(),
             target,
         }
     }

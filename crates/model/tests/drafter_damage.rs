@@ -5,8 +5,9 @@ mod tiny;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
-use drafted::{Drafted, target};
+use drafted::{Drafted, network, target};
 use kozue_checkpoint::Drafter;
 use kozue_kernels::KvType;
 use kozue_model::{DFlash, Weaver};
@@ -42,7 +43,7 @@ fn error(name: &str, of: &str, damage: impl FnOnce(&mut Value, &mut Tensors)) ->
     )
     .unwrap();
     let of = target(of, KvType::F16);
-    let drafter = match Drafter::open(dir.path()) {
+    let drafter = match Drafter::open(dir.path(), network(Path::new(name))) {
         Ok(drafter) => drafter,
         Err(error) => return error.to_string(),
     };

@@ -70,25 +70,52 @@ pub(super) struct Layer {
     pub mixer_config: MixerConfig,
     post_mixer_norm_config: Option<Value>,
     pub pre_mlp_norm_config: Norm,
-    mlp_config: Mlp,
+    pub mlp_config: Mlp,
     post_mlp_norm_config: Option<Value>,
     hidden_dim: Option<usize>,
     ple_config: Option<Value>,
     #[serde(default)]
     has_post_layer_scalar: bool,
     kv_source_layer_index: Option<usize>,
-    rope_config: Option<Rope>,
+    pub rope_config: Option<Rope>,
+}
+
+impl Layer {
+    /// Whether it has the parts of Llama's layers and nothing else; its MLP has the width `hidden`.
+    pub fn is_usual(&self, hidden: usize) -> bool {
+        self.post_mixer_norm_config.is_none()
+            && self.post_mlp_norm_config.is_none()
+            && self.ple_config.is_none()
+            && !self.has_post_layer_scalar
+            && self.kv_source_layer_index.is_none()
+            && self.hidden_dim.is_none_or(|width| width == hidden)
+    }
 }
 
 #[derive(Clone, Deserialize)]
 pub(super) struct Norm {
-    epsilon: f32,
+    pub epsilon: f32,
     pub scale_offset: Option<f32>,
     subtract_mean: bool,
     #[serde(default = "yes")]
     has_scale: bool,
     #[serde(default)]
     has_biases: bool,
+}
+
+impl Norm {
+    /// Whether it is an RMS norm of this epsilon, with biases or not.
+    pub fn is_rms(&self, epsilon: f32, biased: bool) -> bool {
+        self.epsilon == epsilon
+            && !self.subtract_mean
+            && self.has_scale
+            && self.has_biases == biased
+    }
+
+    /// As [`Norm::is_rms`], of scales that are stored as they are.
+    pub fn is_plain(&self, epsilon: f32, biased: bool) -> bool {
+        self.is_rms(epsilon, biased) && self.scale_offset.is_none_or(|offset| offset == 0.0)
+    }
 }
 
 fn yes() -> bool {
@@ -113,9 +140,9 @@ pub(super) struct Attention {
     num_heads: usize,
     num_groups: usize,
     head_dim: usize,
-    is_causal: bool,
+    pub is_causal: bool,
     scale: Option<f64>,
-    sliding_window_size: Option<usize>,
+    pub sliding_window_size: Option<usize>,
     logit_soft_cap: Option<f64>,
     has_sinks: bool,
     #[serde(alias = "has_qkvg_biases")]
@@ -134,6 +161,18 @@ impl Attention {
     /// Whether queries, keys, values and gates are one matrix.
     pub fn fused(&self) -> bool {
         self.qkvg_projection_config.is_some()
+    }
+
+    /// Whether it scales, caps and normalises as Llama's and Qwen's does.
+    pub fn is_usual(&self) -> bool {
+        let scale = (self.head_dim as f64).powf(-0.5);
+        self.scale
+            .is_none_or(|own| (own / scale - 1.0).abs() <= 1e-6)
+            && self.logit_soft_cap.is_none()
+            && !self.has_sinks
+            && !self.normalize_values
+            && !self.is_kv_sharing
+            && self.query_norm_config.is_some() == self.key_norm_config.is_some()
     }
 
     fn gated(&self) -> bool {
@@ -158,7 +197,7 @@ struct Convolution {
 }
 
 #[derive(Deserialize)]
-struct Mlp {
+pub(super) struct Mlp {
     #[serde(rename = "type")]
     kind: String,
     activation: Option<Value>,
@@ -169,16 +208,26 @@ struct Mlp {
 }
 
 #[derive(Clone, PartialEq, Deserialize)]
-struct Rope {
+pub(super) struct Rope {
     #[serde(rename = "type")]
     kind: String,
-    base: f64,
-    max_sequence_length: usize,
+    pub base: f64,
+    pub max_sequence_length: usize,
     head_dim: usize,
     scaling_factor: Option<f64>,
     original_context_length: Option<usize>,
     low_frequency_factor: Option<f64>,
     high_frequency_factor: Option<f64>,
+}
+
+impl Rope {
+    /// Whether all of a head is rotated by plain frequencies.
+    pub fn is_unscaled(&self, head_dim: usize) -> bool {
+        self.kind == "UnscaledRoPEConfig"
+            && self.head_dim == head_dim
+            && self.base > 0.0
+            && self.base.is_finite()
+    }
 }
 
 impl Settings {
@@ -228,15 +277,7 @@ impl Settings {
                 &layer.pre_mlp_norm_config,
                 &transformer.output_norm_config,
             ];
-            if layer.post_mixer_norm_config.is_some()
-                || layer.post_mlp_norm_config.is_some()
-                || layer.ple_config.is_some()
-                || layer.has_post_layer_scalar
-                || layer.kv_source_layer_index.is_some()
-                || layer
-                    .hidden_dim
-                    .is_some_and(|width| width != transformer.hidden_dim)
-            {
+            if !layer.is_usual(transformer.hidden_dim) {
                 return refuse("a layer of another shape than Llama's or Qwen's");
             }
             let bias = mlp_bias(&layer.mlp_config);
@@ -251,18 +292,9 @@ impl Settings {
                     let Some(turns) = &layer.rope_config else {
                         return refuse("attention without rotary positions");
                     };
-                    let scale = (attention.head_dim as f64).powf(-0.5);
-                    if !attention.is_causal
-                        || attention
-                            .scale
-                            .is_some_and(|own| (own / scale - 1.0).abs() > 1e-6)
+                    if !attention.is_usual()
+                        || !attention.is_causal
                         || attention.sliding_window_size.is_some()
-                        || attention.logit_soft_cap.is_some()
-                        || attention.has_sinks
-                        || attention.normalize_values
-                        || attention.is_kv_sharing
-                        || attention.query_norm_config.is_some()
-                            != attention.key_norm_config.is_some()
                     {
                         return refuse("attention with windows, caps, sinks or scales of its own");
                     }
@@ -305,10 +337,7 @@ impl Settings {
                     layers.push(Mixer::Delta);
                 }
             }
-            let plain = |norm: &&Norm| {
-                norm.epsilon == eps && !norm.subtract_mean && norm.has_scale && !norm.has_biases
-            };
-            if !norms.iter().all(plain) {
+            if !norms.iter().all(|norm| norm.is_rms(eps, false)) {
                 return refuse("norms that are not RMS norms of one epsilon");
             }
         }
@@ -350,7 +379,7 @@ impl Settings {
 }
 
 /// Whether a SwiGLU has biases; `None` for any other MLP.
-fn mlp_bias(mlp: &Mlp) -> Option<bool> {
+pub(super) fn mlp_bias(mlp: &Mlp) -> Option<bool> {
     let silu = match &mlp.activation {
         Some(Value::Object(activation)) => {
             activation.get("type").and_then(Value::as_str) == Some("SiLU")
@@ -365,7 +394,7 @@ fn mlp_bias(mlp: &Mlp) -> Option<bool> {
     (mlp.kind == "DenseMLPConfig" && silu && unclipped && up == down).then_some(up)
 }
 
-fn attention_shape(
+pub(super) fn attention_shape(
     path: &Path,
     attention: &Attention,
     rope: &Rope,

@@ -58,6 +58,9 @@ pub(super) fn place(shards: &Shards, structure: &Structure) -> Result<Found, Err
         if shape != expected {
             return Err(Error::shape(shards.dir(), &joined.path, &shape, &expected));
         }
+        if let Some(name) = &joined.biases {
+            check_len(shards, name, joined.n())?;
+        }
         let mut at = 0;
         for run in &joined.runs {
             let (_, list) = parts.entry(&run.name).or_insert((joined.k, Vec::new()));
@@ -89,36 +92,32 @@ pub(super) fn place(shards: &Shards, structure: &Structure) -> Result<Found, Err
             .into_iter()
             .map(|(_, stored, first, count)| (stored, first, count))
             .collect();
-        vector(shards, &mut found, format!("{name}.bias"), vec![len], parts)?;
+        vector(&mut found, format!("{name}.bias"), vec![len], parts);
     }
     for plain in &structure.plain {
-        let parts = vec![(plain.path.clone(), 0, plain.shape.iter().product())];
-        let (name, shape) = (plain.name.clone(), plain.shape.clone());
-        vector(shards, &mut found, name, shape, parts)?;
+        let len = plain.shape.iter().product();
+        check_len(shards, &plain.path, len)?;
+        let parts = vec![(plain.path.clone(), 0, len)];
+        vector(&mut found, plain.name.clone(), plain.shape.clone(), parts);
     }
     Ok(found)
 }
 
-fn vector(
-    shards: &Shards,
-    found: &mut Found,
-    name: String,
-    shape: Vec<usize>,
-    parts: Vec<(String, usize, usize)>,
-) -> Result<(), Error> {
-    for (stored, first, count) in &parts {
-        let len: usize = shards.get(stored)?.entry.shape.iter().product();
-        if first + count > len {
-            let what = format!("has {len} values, but {} are needed", first + count);
-            return Err(wrong(shards, stored, what));
-        }
-        found.uses([stored.as_str()]);
+fn check_len(shards: &Shards, name: &str, len: usize) -> Result<(), Error> {
+    let shape = &shards.get(name)?.entry.shape;
+    if shape.iter().product::<usize>() == len {
+        return Ok(());
     }
+    let what = format!("has shape {shape:?}, but {len} values are needed");
+    Err(wrong(shards, name, what))
+}
+
+fn vector(found: &mut Found, name: String, shape: Vec<usize>, parts: Vec<(String, usize, usize)>) {
+    found.uses(parts.iter().map(|part| part.0.as_str()));
     let place = VectorPlace {
         shape,
         parts,
         add: 0.0,
     };
     found.vectors.insert(name, place);
-    Ok(())
 }

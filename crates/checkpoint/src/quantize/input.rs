@@ -8,8 +8,9 @@ use crate::Checkpoint;
 use crate::config::config_json;
 use crate::drafter::Drafter;
 use crate::error::Error;
-use crate::fields::{exists, read_object};
+use crate::fields::read_object;
 use crate::hugging_face::directory_name;
+use crate::lalamo::speculator::SPECULATOR_KEY;
 use crate::layout::{Role, Slot, layout, mtp_layout};
 use crate::shards::Shards;
 use crate::source::{CodeRows, TensorInfo};
@@ -28,18 +29,20 @@ pub(crate) enum Input {
 impl Input {
     pub fn open(path: &Path) -> Result<Input, Error> {
         let config = path.join("config.json");
-        if path.is_dir() && exists(&config)? {
-            let config = read_object(&config)?;
-            if config.contains_key("dflash_config") || config.contains_key("d_rank") {
+        match Drafter::networks(path)?[..] {
+            [] => {}
+            [network] if read_object(&config)?.get(SPECULATOR_KEY).is_none() => {
                 // Its settings and tensors are checked there; here they are only copied.
-                Drafter::open(path)?;
-                let name = directory_name(path);
-                let shards = Shards::open(path, false)?;
+                Drafter::open(path, network)?;
                 return Ok(Input::Drafter {
-                    name,
-                    config,
-                    shards,
+                    name: directory_name(path),
+                    config: read_object(&config)?,
+                    shards: Shards::open(path, false)?,
                 });
+            }
+            _ => {
+                let what = "a speculator of lalamo; quantise the networks that it was made from";
+                return Err(Error::file(path, what));
             }
         }
         Ok(Input::Model(Box::new(Checkpoint::open(path)?)))

@@ -12,7 +12,7 @@ use super::table;
 use super::weaver::Weaving;
 use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
-use kozue_checkpoint::{Checkpoint, DFLASH, Drafter as DrafterFiles, DrafterKind, WEAVER};
+use kozue_checkpoint::{Checkpoint, DFLASH, Drafter as DrafterFiles, Network, SPECULATOR, WEAVER};
 use kozue_model::{DFlash, Mtp, Weaver};
 use std::path::{Path, PathBuf};
 
@@ -151,20 +151,26 @@ impl Found {
     fn of(options: &SpeculationOptions, model_path: &Path) -> Result<Found, Error> {
         let named = options.path.as_deref();
         let folder = named.unwrap_or(model_path);
-        let inside = |name| {
-            let folder = drafter_folder(folder, name);
-            folder.join("config.json").exists().then_some(folder)
-        };
-        // A folder that is named may be the network's own.
-        let dflash =
-            inside(DFLASH).or_else(|| named.filter(|path| is_dflash(path)).map(Path::to_path_buf));
+        let (mut dflash, mut weaver) = (None, None);
+        for (place, network) in drafters(folder, named)? {
+            let found = match network {
+                Network::DFlash => &mut dflash,
+                Network::Weaver => &mut weaver,
+            };
+            found.get_or_insert(place);
+        }
         let missing = |what: &str, name: &str| {
             Error::Draft(format!(
                 "there is no {what} in {}: give its folder with --draft-model",
                 drafter_folder(folder, name).display()
             ))
         };
-        let weaver = inside(WEAVER);
+        if let (None, Some(weaver), Some(_)) = (&dflash, &weaver, named) {
+            let path = weaver.display();
+            return Err(Error::Draft(format!(
+                "{path}: a Weaver goes with a DFlash drafter: give the folder that has both as {DFLASH} and {WEAVER}"
+            )));
+        }
         let Some(kind) = options.kind else {
             return Ok(match (dflash, weaver, named) {
                 (Some(dflash), Some(weaver), _) => Found::Weaver { dflash, weaver },
@@ -210,8 +216,9 @@ fn open(path: &Path) -> Result<Checkpoint, Error> {
 
 fn load(found: Found, model_path: &Path, target: &Loaded) -> Result<Networks, Error> {
     let model = target.model.model();
-    let files = |folder: &Path| DrafterFiles::open(folder).map_err(Error::draft);
-    let dflash = |folder: &Path| DFlash::load(&files(folder)?, model).map_err(Error::draft);
+    let files = |folder: &Path, network| DrafterFiles::open(folder, network).map_err(Error::draft);
+    let dflash =
+        |folder: &Path| DFlash::load(&files(folder, Network::DFlash)?, model).map_err(Error::draft);
     Ok(match found {
         Found::None => Networks::None,
         Found::Lookup => Networks::Lookup,
@@ -220,7 +227,8 @@ fn load(found: Found, model_path: &Path, target: &Loaded) -> Result<Networks, Er
             dflash: folder,
             weaver,
         } => {
-            let weaver = Weaver::load(&files(&weaver)?, model).map_err(Error::draft)?;
+            let weaver =
+                Weaver::load(&files(&weaver, Network::Weaver)?, model).map_err(Error::draft)?;
             Networks::Weaver(Box::new(dflash(&folder)?), Box::new(weaver))
         }
         Found::Mtp => {
@@ -239,13 +247,37 @@ fn load(found: Found, model_path: &Path, target: &Loaded) -> Result<Networks, Er
     })
 }
 
-/// The folders of drafters that a model brings along.
-pub fn drafter_folders(model: &Path) -> Vec<PathBuf> {
-    [DFLASH, WEAVER]
-        .into_iter()
-        .map(|name| drafter_folder(model, name))
-        .filter(|folder| folder.join("config.json").exists())
-        .collect()
+/// The networks that a model brings along, with their folders.
+///
+/// # Errors
+/// If a folder that is there cannot be looked into.
+pub fn drafter_folders(model: &Path) -> Result<Vec<(PathBuf, Network)>, Error> {
+    drafters(model, None)
+}
+
+/// The networks in `folder`, and in the folder `named` if that is a drafter's own.
+fn drafters(folder: &Path, named: Option<&Path>) -> Result<Vec<(PathBuf, Network)>, Error> {
+    let mut all = Vec::new();
+    for (name, network) in [(DFLASH, Network::DFlash), (WEAVER, Network::Weaver)] {
+        let place = drafter_folder(folder, name);
+        let config = place.join("config.json");
+        let there = config
+            .try_exists()
+            .map_err(|error| Error::Draft(format!("{}: cannot open: {error}", config.display())))?;
+        if there {
+            all.push((place, network));
+        }
+    }
+    let speculator = drafter_folder(folder, SPECULATOR);
+    for place in [Some(speculator.as_path()), named].into_iter().flatten() {
+        let networks = DrafterFiles::networks(place).map_err(Error::draft)?;
+        all.extend(
+            networks
+                .into_iter()
+                .map(|network| (place.to_path_buf(), network)),
+        );
+    }
+    Ok(all)
 }
 
 /// A drafter's folder: inside a model's folder, or beside a model that is one file.
@@ -255,8 +287,4 @@ fn drafter_folder(model: &Path, name: &str) -> PathBuf {
     } else {
         model.join(name)
     }
-}
-
-fn is_dflash(path: &Path) -> bool {
-    DrafterFiles::open(path).is_ok_and(|files| matches!(files.kind(), DrafterKind::DFlash(_)))
 }

@@ -1,9 +1,9 @@
 //! The tiny drafters of tests/reference and what their formulas give in f64.
 #![allow(dead_code, reason = "each test file uses a part")]
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use kozue_checkpoint::{Checkpoint, Drafter};
+use kozue_checkpoint::{Checkpoint, Drafter, Network};
 use kozue_kernels::{Cpu, KvType, linear};
 use kozue_model::Model;
 use safetensors::SafeTensors;
@@ -30,7 +30,7 @@ impl Drafted {
     }
 
     pub fn drafter(&self) -> Drafter {
-        Drafter::open(&self.path).unwrap()
+        Drafter::open(&self.path, network(&self.path)).unwrap()
     }
 
     pub fn get<T: DeserializeOwned>(&self, field: &str) -> T {
@@ -57,6 +57,16 @@ impl Drafted {
                 end - more..end
             })
             .collect()
+    }
+}
+
+/// What a folder of tests/reference holds, by its name.
+pub fn network(path: &Path) -> Network {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    if name.starts_with("dflash") {
+        Network::DFlash
+    } else {
+        Network::Weaver
     }
 }
 
