@@ -21,6 +21,12 @@ def _prompts(a: argparse.Namespace) -> None:
     save_questions(a.data, a.target, a.out, a.count)
 
 
+def _ask(a: argparse.Namespace) -> None:
+    from kozue_train.stages.ask import AskOptions, run
+
+    run(AskOptions(target=a.target, out=a.out, count=a.count, after=a.after, avoid=tuple(a.avoid), temperature=a.temperature, stops=_stops(a), seed=a.seed, device=a.device, dtype=a.dtype))
+
+
 def _target(a: argparse.Namespace) -> None:
     from kozue_train.model.config import TargetConfig
     from kozue_train.stages.target import TargetOptions, run
@@ -41,7 +47,11 @@ def _generate(a: argparse.Namespace) -> None:
     from kozue_train.stages.generate import GenerateOptions, run
 
     run(GenerateOptions(target=a.target, prompts=a.prompts, out=a.out, new_tokens=a.new_tokens, batch=a.batch, categories=tuple(filter(None, a.categories.split(","))), per_category=a.per_category, part=a.part, parts=a.parts,
-                        temperatures=tuple(map(float, a.temperatures.split(","))), stops=tuple(map(int, a.stops.split(","))), device=a.device, seconds=a.seconds, dtype=a.dtype))
+                        temperatures=tuple(map(float, a.temperatures.split(","))), stops=_stops(a), device=a.device, seconds=a.seconds, dtype=a.dtype))
+
+
+def _stops(a: argparse.Namespace) -> tuple[int, ...]:
+    return tuple(map(int, a.stops.split(",")))
 
 
 def _drafter(a: argparse.Namespace) -> None:
@@ -136,6 +146,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--out", type=Path, required=True)
     p.add_argument("--count", type=int, default=4000, help="questions a category")
     p.set_defaults(run=_prompts)
+
+    p = sub.add_parser("ask", help="questions that a chat model writes itself, as prompts")
+    p.add_argument("--target", type=Path, required=True, help="folder of a transformers checkpoint with tokenizer.json and a chat template")
+    p.add_argument("--out", type=Path, required=True, help="prompts file to write (.json)")
+    _numbers(p, count=4000, seed=0, temperature=1.0)
+    p.add_argument("--after", type=Path, help="texts (.npz) to whose answers the questions are follow-ups")
+    p.add_argument("--avoid", type=Path, nargs="*", default=[], help="prompts files whose questions must not come out (those of the evaluation)")
+    p.add_argument("--stops", default="0,2", help="token ids that end a question")
+    _machine(p)
+    p.set_defaults(run=_ask)
 
     p = sub.add_parser("generate", help="the target's own answers to prompts")
     p.add_argument("--target", type=Path, required=True, help="folder of a transformers checkpoint with tokenizer.json")

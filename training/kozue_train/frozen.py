@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kozue_train.checkpoint import load_hf
+from kozue_train.model import llama
 
 
 @dataclass
@@ -74,6 +75,8 @@ class HfTarget:
 
     @torch.no_grad()
     def generate(self, prompts: list[list[int]], new_tokens: int, temperatures: list[float], stops: tuple[int, ...]) -> list[list[int]]:
+        if llama.is_llama(self.model.config):
+            return llama.generate(self.model, prompts, new_tokens, temperatures, stops)
         if len(set(temperatures)) > 1:
             out: list[list[int]] = [[] for _ in prompts]
             for t in set(temperatures):
