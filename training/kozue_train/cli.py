@@ -177,6 +177,7 @@ def parser() -> argparse.ArgumentParser:
         _numbers(p, anchors=16, gamma=7.0)
         p.add_argument("--bits", type=int, choices=(0, 4, 8), default=0, help="train with the engine's rounding")
         _machine(p)
+        p.add_argument("--held-out", type=Path, help="texts that training does not see, whose figures are logged too")
         p.add_argument("--keep-features", action="store_true", help="fixed batches of texts, the target run once on each (small sets, slow machines)")
         p.add_argument("--drafter", type=Path, required=stage == "weaver", help="drafter of the Weaver, or to go on from")
         if stage == "dflash":

@@ -61,6 +61,45 @@ def tied_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: i
     return out
 
 
+class FrozenCrossEntropy(torch.autograd.Function):
+    """Sum of weight * CE(hidden @ head^T, target) where the head is not trained, and the greedy choice of each row.
+
+    The gradient is made in the forward pass from bfloat16 probabilities: (sum of p_j head_j over the others) minus
+    (their mass) * head_target, which stays exact where the target is nearly certain.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+        w = head.to(hidden.dtype)
+        dh = torch.empty_like(hidden)
+        total = torch.zeros((), device=hidden.device)
+        best = torch.empty_like(targets)
+        for at in range(0, hidden.shape[0], chunk):
+            some = slice(at, at + chunk)
+            t = targets[some, None]
+            logits = hidden[some] @ w.t()
+            best[some] = logits.argmax(-1)
+            p = logits.softmax(-1)
+            total -= (p.gather(1, t).squeeze(1).float().clamp(min=1e-30).log() * weights[some]).sum()
+            p.scatter_(1, t, 0.0)
+            others = p.sum(-1, keepdim=True, dtype=torch.float32)
+            dh[some] = ((p @ w).float() - others * w[t.squeeze(1)].float()).mul_(weights[some, None]).to(dh.dtype)
+        ctx.save_for_backward(dh)
+        ctx.mark_non_differentiable(best)
+        return total, best
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        (dh,) = ctx.saved_tensors
+        return dh * grads[0].to(dh.dtype), None, None, None, None
+
+
+def frozen_cross_entropy(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, chunk: int = 8192) -> tuple[Tensor, Tensor]:
+    """hidden [N, D], head [V, D], targets [N], weights [N] -> scalar sum, greedy choices [N]."""
+    out: tuple[Tensor, Tensor] = FrozenCrossEntropy.apply(hidden, head, targets, weights, chunk)  # type: ignore[no-untyped-call]
+    return out
+
+
 def compile_loss() -> None:
     """Compiles the pointwise part."""
     Chunk.fn = staticmethod(torch.compile(_chunk, dynamic=False))

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from kozue_train.checkpoint import save_hf
 from kozue_train.frozen import Features, load_frozen
 from kozue_train.log import read_log
+from kozue_train.loss import frozen_cross_entropy
 from kozue_train.model.config import TargetConfig
 from kozue_train.model.dflash import DFlash, DFlashConfig, default_taps, load_dflash
 from kozue_train.model.qwen3_5 import Target
@@ -98,10 +99,12 @@ def test_blocks_see_only_what_came_before() -> None:
 
 
 def test_drafter_and_weaver_train_export_and_evaluate(toy: Path, texts: Path, tmp_path: Path) -> None:
-    dflash.run(options(toy, texts, tmp_path / "d", steps=30))
+    dflash.run(options(toy, texts, tmp_path / "d", steps=30, held_out=texts))
     dflash.run(options(toy, texts, tmp_path / "d", steps=100))
     lines = read_log(tmp_path / "d" / "dflash.jsonl")
     assert [r["step"] for r in lines if r.get("event") == "start"] == [0, 30]
+    held = [r for r in lines if "held_loss" in r]
+    assert [r["step"] for r in held] == [1] and held[0]["held_loss"] > 3.9 and held[0]["held_accepted"] < 1
     losses = [r["loss"] for r in lines if "loss" in r]
     assert losses[0] > 3.9 and losses[-1] < 0.85 * losses[0], losses
     folder = tmp_path / "d" / "dflash"
@@ -131,6 +134,25 @@ def test_drafter_and_weaver_train_export_and_evaluate(toy: Path, texts: Path, tm
     assert by[("code", 0.0, "plain")] == 1.0
     assert by[("code", 0.0, "ddtree 8")] > 1.0
     assert by[("code", 0.0, "ddtree 8")] >= by[("code", 0.0, "ddtree 4")]
+
+
+@pytest.mark.parametrize("dtype, near", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_cross_entropy_of_a_frozen_head(dtype: torch.dtype, near: float) -> None:
+    gen = torch.Generator().manual_seed(2)
+    head, start = torch.randn(40, 16, generator=gen).to(dtype), torch.randn(21, 16, generator=gen).to(dtype)
+    targets, weights = torch.randint(0, 40, (21,), generator=gen), torch.rand(21, generator=gen)
+    start[3], targets[3] = 4 * head[7], 7  # nearly certain
+    start[4], targets[4] = 4 * head[7], 8  # and wrong
+    ours, theirs = start.clone().requires_grad_(), start.float().requires_grad_()
+    total, best = frozen_cross_entropy(ours, head, targets, weights, chunk=8)
+    logits = theirs @ head.float().t()
+    wanted = (torch.nn.functional.cross_entropy(logits, targets, reduction="none") * weights).sum()
+    (3 * total).backward()
+    (3 * wanted).backward()
+    assert ours.grad is not None and theirs.grad is not None
+    assert abs(total.item() - wanted.item()) < near * wanted.item() and torch.equal(best, logits.argmax(-1))
+    assert (ours.grad.float() - theirs.grad).abs().max() < near * theirs.grad.abs().max()
+    assert (ours.grad[3].float() - theirs.grad[3]).abs().max() < 1e-4
 
 
 def test_weaver_without_drafter_says_so(toy: Path, texts: Path, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ class Slots:
         self.at.copy_(torch.where(self.alive, place, self.at))
         self.size.copy_(torch.where(self.alive, place + 1, self.size))
         full = (place + 1 - self.prompt >= self.new_tokens) | (place + 1 >= self.length)
-        self.alive &= ~(own & (torch.isin(token, self.stops) | full))
+        self.alive &= ~(own & ((token[:, None] == self.stops).any(-1) | full))
 
     def put(self, slots: Tensor, prompts: list[list[int]], temperatures: list[float]) -> None:
         """Begins prompts in slots that are free."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from kozue_train.checkpoint import load_resume, save_resume
 from kozue_train.frozen import Frozen, Remembered, load_frozen, product_dtype
 from kozue_train.log import JsonLog
+from kozue_train.loss import frozen_cross_entropy
 from kozue_train.model.dflash import (
     DFlash,
     DFlashConfig,
@@ -29,6 +30,9 @@ from kozue_train.model.dflash import (
 from kozue_train.optim import Optimizer, schedule
 from kozue_train.quantise import Format, Rounded
 from kozue_train.stages.generate import Texts
+
+
+CHECK_EVERY, CHECK_BATCHES = 500, 8
 
 
 @dataclass
@@ -50,6 +54,7 @@ class DrafterOptions:
     seed: int = 0
     device: str = "cuda"
     dtype: str = "auto"
+    held_out: Path | None = None  # texts that are not trained on: their figures are logged every `CHECK_EVERY` steps
     keep_features: bool = False  # batches of fixed texts, whose features are computed once
     # dflash
     layers: int = 3
@@ -140,16 +145,8 @@ def drafter_loss(model: DFlash | Rounded, target: Frozen, batch: Anchors, gamma:
     hidden = model(features.taps, batch.blocks[:, :, 0], batch.anchors, target.embedding)[:, :, 1:]
     labels, valid = batch.blocks[:, :, 1:], batch.valid[:, :, 1:]
     weight = row_weights(model.config.block_size, gamma, hidden.device) * valid
-    flat = hidden.reshape(-1, hidden.shape[-1])
-    picked_w, picked_l = weight.reshape(-1), labels.reshape(-1)
-    total = torch.zeros((), device=hidden.device)
-    hits = []
-    for at in range(0, flat.shape[0], 16384):
-        logits = flat[at : at + 16384] @ target.head.to(flat.dtype).t()
-        nll = torch.nn.functional.cross_entropy(logits.float(), picked_l[at : at + 16384], reduction="none")
-        total = total + (nll * picked_w[at : at + 16384]).sum()
-        hits.append(logits.detach().argmax(-1) == picked_l[at : at + 16384])
-    right = torch.cat(hits).view(labels.shape) & valid
+    total, best = frozen_cross_entropy(hidden.reshape(-1, hidden.shape[-1]), target.head, labels.reshape(-1), weight.reshape(-1))
+    right = (best.view(labels.shape) == labels) & valid
     # Blocks cut short by the end of the text are left out of the count.
     whole = valid.all(-1)
     run = right.int().cumprod(-1).sum(-1).float()
@@ -162,6 +159,7 @@ def training_loop(
     step_loss: Any, export: Any,
 ) -> dict[str, Any]:
     """Shared loop: schedule on steps or seconds, resume from state.pt, JSON lines log, export at the end."""
+    held = AnchorBatches(Texts.load(options.held_out), options, device, batches.block, 0) if options.held_out else None
     began = time.time()
     log = JsonLog(options.out / f"{stage}.jsonl")
     optimizer = Optimizer([(n, p) for n, p in model.named_parameters()], options.matrix_lr, options.other_lr, weight_decay=0.05)
@@ -194,10 +192,21 @@ def training_loop(
             if not np.isfinite(means["loss"]):
                 raise FloatingPointError(f"loss is {means['loss']} at step {step}; lower the learning rate")
             window, last = [], now
+        if held and (step == 1 or step % CHECK_EVERY == 0):
+            log.write(stage=stage, step=step, **held_figures(held, step_loss))
+            last = clock = time.time()
     save_resume(state, model=model.state_dict(), optimizer=optimizer.state_dict(), step=step, spent=spent)
     export()
     log.write(stage=stage, event="end", step=step, seconds=round(time.time() - began, 1))
     return {"step": step}
+
+
+@torch.no_grad()
+def held_figures(held: AnchorBatches, step_loss: Any) -> dict[str, float]:
+    """Means over the same few batches of texts that training does not see; every name begins with `held_`."""
+    held.rng = np.random.default_rng(0)
+    seen = [step_loss(held.next()) for _ in range(CHECK_BATCHES)]
+    return {f"held_{k}": round(float(torch.stack([s[k] for s in seen]).float().mean()), 4) for k in seen[0]}
 
 
 def prepare(options: DrafterOptions) -> tuple[torch.device, torch.dtype, Frozen]:
