@@ -24,7 +24,7 @@ def _prompts(a: argparse.Namespace) -> None:
 def _ask(a: argparse.Namespace) -> None:
     from kozue_train.stages.ask import AskOptions, run
 
-    run(AskOptions(target=a.target, out=a.out, count=a.count, after=a.after, avoid=tuple(a.avoid), temperature=a.temperature, stops=_stops(a), seed=a.seed, device=a.device, dtype=a.dtype))
+    run(AskOptions(target=a.target, out=a.out, count=a.count, after=a.after, avoid=tuple(a.avoid), borrow=a.borrow, borrow_from=a.borrow_from, temperature=a.temperature, stops=_stops(a), seed=a.seed, device=a.device, dtype=a.dtype))
 
 
 def _target(a: argparse.Namespace) -> None:
@@ -153,6 +153,8 @@ def parser() -> argparse.ArgumentParser:
     _numbers(p, count=4000, seed=0, temperature=1.0)
     p.add_argument("--after", type=Path, help="texts (.npz) to whose answers the questions are follow-ups")
     p.add_argument("--avoid", type=Path, nargs="*", default=[], help="prompts files whose questions must not come out (those of the evaluation)")
+    p.add_argument("--borrow", type=Path, help="prompts file that this stage made for another model: its questions instead")
+    p.add_argument("--borrow-from", type=Path, help="that model's folder (its chat template)")
     p.add_argument("--stops", default="0,2", help="token ids that end a question")
     _machine(p)
     p.set_defaults(run=_ask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -100,7 +101,17 @@ def test_a_model_asks_itself(data: Path, tmp_path: Path, monkeypatch: pytest.Mon
     says[:] = ["Says who?"]
     later = ask.run(ask.AskOptions(target=folder, out=tmp_path / "more.json", count=6, after=tmp_path / "t.npz", device="cpu"))
     assert later == [made[0] + "It scatters.<|im_end|>\n<|im_start|>user\nSays who?<|im_end|>\n<|im_start|>assistant\n"]
-    (tmp_path / "none.npz").unlink(missing_ok=True)
+
+    other = tmp_path / "other"
+    toy("qwen2", tok.get_vocab_size()).save_pretrained(other)
+    changed = "[system]{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tok, chat_template=changed).save_pretrained(other)
+    avoid.write_text(json.dumps({"chat": ["[system][user]WHAT is two and two[assistant]"]}))
+    borrowing = ask.AskOptions(target=other, out=tmp_path / "lent.json", count=6, borrow=tmp_path / "own.json", borrow_from=folder, avoid=(avoid,), device="cpu")
+    assert ask.run(borrowing) == ["[system][user]Why is the sky blue?[assistant]"]
+    assert set(json.loads((tmp_path / "lent.json").read_text())) == {"borrowed"}
+    with pytest.raises(ValueError, match="both --borrow and --borrow-from"):
+        ask.run(dataclasses.replace(borrowing, borrow_from=None))
     Texts(rows[1:], np.array([4]), ["own"], np.zeros(1)).save(tmp_path / "none.npz")
     with pytest.raises(ValueError, match="no finished answer within 320 tokens"):
         ask.run(ask.AskOptions(target=folder, out=tmp_path / "x.json", count=6, after=tmp_path / "none.npz", device="cpu"))

@@ -25,13 +25,18 @@ QUESTION, ANSWER, SECOND = "QUESTION-1", "ANSWER-1", "QUESTION-2"
 
 @dataclass
 class AskOptions:
-    """`count` questions are drawn, fewer are kept. `after`: follow-ups to these texts instead of first questions. `avoid`: prompts that must not come out."""
+    """`count` questions are drawn, fewer are kept. `after`: follow-ups to these texts instead of first questions. `avoid`: prompts that must not come out.
+
+    `borrow`: questions that another model asked, its folder in `borrow_from`, for a model that asks too little by itself.
+    """
 
     target: Path
     out: Path
     count: int
     after: Path | None = None
     avoid: tuple[Path, ...] = ()
+    borrow: Path | None = None
+    borrow_from: Path | None = None
     temperature: float = 1.0
     new_tokens: int = 96
     max_row: int = 320
@@ -78,19 +83,20 @@ def beginnings(options: AskOptions, frame: Frame, tok: Tokenizer) -> list[list[i
     return [texts.rows[usable[i]].tolist() + rest for i in order[: options.count]]
 
 
-def run(options: AskOptions) -> list[str]:
-    """Writes `out`, prompts of one category: `own` or, with `after`, `follow-up`."""
-    from transformers import AutoTokenizer
+def questions_of(path: Path, frame: Frame) -> list[str]:
+    """The questions of a prompts file, out of their template."""
+    return [p.removeprefix(frame.before).removesuffix(frame.after) for ps in json.loads(path.read_text()).values() for p in ps]
 
+
+def drawn(options: AskOptions, frame: Frame, seen: set[str]) -> list[str]:
+    """New questions of the target in their template; none that is in `seen`, which grows."""
     began = time.time()
     log = JsonLog(options.out.with_suffix(".jsonl"))
     device = torch.device(options.device)
     torch.manual_seed(11 + options.seed)
-    frame = Frame.of(AutoTokenizer.from_pretrained(options.target))
     tok = Tokenizer.from_file(str(options.target / "tokenizer.json"))
     begun = beginnings(options, frame, tok)
     target = load_frozen(options.target, device, product_dtype(options.dtype, device))
-    seen = {plain(p.removeprefix(frame.before).removesuffix(frame.after)) for path in options.avoid for ps in json.loads(path.read_text()).values() for p in ps}
     kept: list[str] = []
     for at in range(0, len(begun), options.batch):
         part = begun[at : at + options.batch]
@@ -103,6 +109,22 @@ def run(options: AskOptions) -> list[str]:
             seen.add(key)
             kept.append(tok.decode(start, skip_special_tokens=False) + question + frame.after)
         log.write(stage="ask", asked=at + len(part), kept=len(kept), seconds=round(time.time() - began, 1))
+    return kept
+
+
+def run(options: AskOptions) -> list[str]:
+    """Writes `out`, prompts of one category: `own`, with `after` `follow-up`, with `borrow` `borrowed`."""
+    from transformers import AutoTokenizer
+
+    if (options.borrow is None) != (options.borrow_from is None):
+        raise ValueError("questions of another model need its prompts file and its folder; give both --borrow and --borrow-from")
+    frame = Frame.of(AutoTokenizer.from_pretrained(options.target))
+    seen = {plain(q) for path in options.avoid for q in questions_of(path, frame)}
+    if options.borrow and options.borrow_from:
+        asked = questions_of(options.borrow, Frame.of(AutoTokenizer.from_pretrained(options.borrow_from)))[: options.count]
+        category, kept = "borrowed", [frame.before + q + frame.after for q in asked if plain(q) not in seen]
+    else:
+        category, kept = "own" if options.after is None else "follow-up", drawn(options, frame, seen)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"own" if options.after is None else "follow-up": kept}))
+    options.out.write_text(json.dumps({category: kept}))
     return kept
