@@ -54,7 +54,7 @@ pub use drafter::{
 pub use error::Error;
 pub use export::{ExportOptions, Floats, Format, export};
 pub use fingerprint::fingerprint;
-pub use quantize::{Options, Progress, Report, Size, TensorReport, quantize};
+pub use quantize::{Conversion, Options, Progress, Report, Rounded, Size, TensorReport, quantize};
 pub use reads::Tensors;
 pub use repository::{RepositoryFiles, repository_files};
 pub use source::{InMemory, Note, TensorInfo};
@@ -115,6 +115,14 @@ impl Checkpoint {
     pub fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         self.reads.mark(name)?;
         self.source.vector(name, len)
+    }
+
+    /// Rows `first ..` of a matrix with `k` inputs, as many as fit `out`, exactly as stored.
+    ///
+    /// # Errors
+    /// If there are no such rows.
+    pub fn rows(&self, name: &str, k: usize, first: usize, out: &mut [f32]) -> Result<(), Error> {
+        self.source.rows(name, k, first, out)
     }
 
     /// Check that every tensor was read, save those recognised as belonging to other parts.

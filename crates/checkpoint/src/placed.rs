@@ -270,7 +270,7 @@ impl Placed {
                     let made = quantizer
                         .quantize(&one, &values, rows.k, rotation.as_ref())
                         .map_err(|error| error.to_string())?;
-                    let bytes = made.pack().map_err(|error| error.to_string())?;
+                    let bytes = made.pack(&one).map_err(|error| error.to_string())?;
                     Ok((bytes, made.error))
                 };
                 let (matrix, error) = self.packed(name, spec, rotation.clone(), &tile)?;

@@ -3,6 +3,7 @@
 //! Matrices are read, rotated, quantised and written in slices of rows, so the memory that a
 //! conversion takes depends on the width of the model and not on its size.
 
+mod conversion;
 pub(crate) mod input;
 mod plan;
 pub(crate) mod report;
@@ -13,22 +14,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use half::{bf16, f16};
 use kozue_kernels::packed::TILE;
-use kozue_kernels::{
-    AlignedBytes, Cpu, PackedSpec, QuantError, Quantized, Quantizer, Rotation, ZeroKind, Zeros,
-    pack,
-};
+use kozue_kernels::{Cpu, PackedSpec, QuantError, Quantizer, Rotation};
 
 use crate::affine::Slice;
-use crate::destination::{Destination, check_target, is_kozue};
+use crate::destination::check_target;
 use crate::error::Error;
 use crate::kozue::format_name;
 use crate::safetensors::Dtype;
 use crate::source::CodeRows;
-use crate::writer::{Planned, Writer};
+use crate::writer::Writer;
 
+pub use conversion::{Conversion, Rounded};
 use input::Input;
 use plan::{Action, Plan, Step};
-use report::write_texts;
 pub use report::{Report, TensorReport};
 
 /// Rows quantised at a time, a whole number of tiles.
@@ -68,7 +66,7 @@ pub struct Progress<'a> {
 }
 
 /// Convert the model at `source` (a Hugging Face directory, a GGUF file, or a drafter's directory)
-/// into a new directory `target` in Kozue's format.
+/// into a new directory `target` in Kozue's format, each weight rounded to the nearest code.
 ///
 /// The directory appears under its name only when it is complete; on an error, or when
 /// `progress` breaks, nothing is left behind. `progress` is called after every slice of rows.
@@ -84,44 +82,7 @@ pub fn quantize(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Report, Error> {
     check_target(target, options.force)?;
-    if is_kozue(source) {
-        return Err(Error::file(
-            source,
-            "is already quantised by Kozue; quantise the model that it was made from",
-        ));
-    }
-    let input = Input::open(source)?;
-    let plan = Plan::new(source, &input, options)?;
-    let destination = Destination::create(target, options.force)?;
-    let path = destination.dir().join("model.safetensors");
-    let tensors = plan.tensors();
-    let planned: Vec<&Planned> = tensors.iter().collect();
-    let writer = Writer::create(&path, &planned, &plan.metadata())?;
-    let mut run = Run::new(cpu, source, &input, writer, plan.weights, progress);
-    let mut reports = Vec::new();
-    for tensor in &plan.steps {
-        reports.push(run.tensor(tensor, &plan)?);
-    }
-    for (name, rotation) in &plan.rotations {
-        let signs: Vec<u8> = rotation
-            .signs()
-            .iter()
-            .map(|&sign| sign as i8 as u8)
-            .collect();
-        run.progress(name)?;
-        run.writer.data(&signs)?;
-    }
-    run.writer.finish()?;
-    let report = Report {
-        tensors: reports,
-        notes: Vec::new(),
-        bytes_before: plan.steps.iter().map(|step| step.bytes_before).sum(),
-        bytes_after: tensors.iter().map(Planned::bytes).sum(),
-        weights: plan.weights,
-    };
-    write_texts(&input, source, destination.dir(), options, &report)?;
-    destination.finish()?;
-    Ok(report)
+    Conversion::open(source, options)?.write(cpu, target, &mut |_| Ok(None), progress)
 }
 
 /// A conversion under way.
@@ -159,15 +120,22 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn tensor(&mut self, step: &Step, plan: &Plan) -> Result<TensorReport, Error> {
+    /// `rounded` are a packed matrix's codes where somebody else has chosen them.
+    fn tensor(
+        &mut self,
+        step: &Step,
+        plan: &Plan,
+        rounded: Option<Rounded>,
+    ) -> Result<TensorReport, Error> {
         let (to, error) = match &step.action {
             Action::Pack(signs) => {
                 let rotation = &plan.rotations[signs];
                 let spec = plan.quantizer.spec(step.shape[0], step.shape[1]);
-                (
-                    format_name(&spec),
-                    self.pack(step, &plan.quantizer, rotation)?,
-                )
+                let error = match rounded {
+                    Some(rounded) => self.copy(step, &spec, &rounded)?,
+                    None => self.pack(step, &plan.quantizer, rotation)?,
+                };
+                (format_name(&spec), error)
             }
             Action::Move(_) => {
                 let spec = plan.quantizer.spec(step.shape[0], step.shape[1]);
@@ -196,6 +164,22 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// Write a matrix that was rounded elsewhere.
+    fn copy(
+        &mut self,
+        step: &Step,
+        spec: &PackedSpec,
+        rounded: &Rounded,
+    ) -> Result<QuantError, Error> {
+        if rounded.bytes.len() != spec.bytes() {
+            let what = format!("{} packed bytes, not {}", rounded.bytes.len(), spec.bytes());
+            return Err(Error::tensor(self.path, &step.name, what));
+        }
+        self.writer.data(&rounded.bytes)?;
+        self.advance(&step.name, spec.n * spec.k)?;
+        Ok(rounded.error)
+    }
+
     /// Quantise a matrix slice by slice.
     fn pack(
         &mut self,
@@ -213,10 +197,9 @@ impl<'a> Run<'a> {
                 .quantize(self.cpu, &rows, k, Some(rotation))
                 .map_err(|error| self.wrong(&step.name, first, error))?;
             error += quantized.error;
-            for bytes in pack_tiles(self.cpu, &quantized) {
-                let bytes = bytes.map_err(|error| self.wrong(&step.name, first, error))?;
-                self.writer.data(&bytes)?;
-            }
+            let bytes = quantized.pack(self.cpu);
+            let bytes = bytes.map_err(|error| self.wrong(&step.name, first, error))?;
+            self.writer.data(&bytes)?;
             self.advance(&step.name, rows.len())?;
         }
         Ok(error)
@@ -275,16 +258,7 @@ impl<'a> Run<'a> {
         rows: &mut Vec<f32>,
     ) -> Result<(), Error> {
         rows.resize(count * k, 0.0);
-        let input = self.input;
-        let parts: Vec<Mutex<&mut [f32]>> = rows.chunks_mut(TILE * k).map(Mutex::new).collect();
-        let failed = Mutex::new(None);
-        self.cpu.run(parts.len(), &|part| {
-            let mut rows = locked(&parts[part]);
-            if let Err(error) = input.rows(name, k, first + part * TILE, &mut rows) {
-                *locked(&failed) = Some(error);
-            }
-        });
-        locked(&failed).take().map_or(Ok(()), Err)
+        read_rows(self.cpu, self.input, name, k, first, rows)
     }
 
     /// Let go of what was read of a tensor, now and then: a large embedding alone would fill
@@ -298,8 +272,7 @@ impl<'a> Run<'a> {
     }
 
     fn wrong(&self, name: &str, first: usize, error: kozue_kernels::Error) -> Error {
-        let what = format!("{error} (counted from row {first})");
-        Error::tensor(self.path, name, what)
+        wrong(self.path, name, first, error)
     }
 
     pub fn advance(&mut self, tensor: &str, weights: usize) -> Result<(), Error> {
@@ -319,35 +292,29 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The packed bytes of a slice, one part for each tile of rows.
-fn pack_tiles(cpu: &Cpu, slice: &Quantized) -> Vec<Result<AlignedBytes, kozue_kernels::Error>> {
-    let whole = *slice.spec();
-    let (k, groups) = (whole.k, whole.groups());
-    let parts: Vec<_> = (0..whole.tiles()).map(|_| Mutex::new(None)).collect();
-    cpu.run(parts.len(), &|tile| {
-        let rows = tile * TILE..((tile + 1) * TILE).min(whole.n);
-        let spec = PackedSpec {
-            n: rows.len(),
-            ..whole
-        };
-        let scales = &slice.scales[rows.start * groups..rows.end * groups];
-        let zeros = match whole.zero {
-            ZeroKind::Symmetric => Zeros::Symmetric,
-            _ => Zeros::Point(&slice.zeros[rows.start * groups..rows.end * groups]),
-        };
-        let bytes = pack(
-            &spec,
-            &slice.codes[rows.start * k..rows.end * k],
-            scales,
-            zeros,
-        );
-        *locked(&parts[tile]) = Some(bytes);
+/// An error about a tensor of the source at `path`; `first` is the row that it is counted from.
+fn wrong(path: &Path, name: &str, first: usize, error: kozue_kernels::Error) -> Error {
+    Error::tensor(path, name, format!("{error} (counted from row {first})"))
+}
+
+/// Rows `first ..` of a matrix, as many as `rows` holds, on all threads.
+fn read_rows(
+    cpu: &Cpu,
+    input: &Input,
+    name: &str,
+    k: usize,
+    first: usize,
+    rows: &mut [f32],
+) -> Result<(), Error> {
+    let parts: Vec<Mutex<&mut [f32]>> = rows.chunks_mut(TILE * k).map(Mutex::new).collect();
+    let failed = Mutex::new(None);
+    cpu.run(parts.len(), &|part| {
+        let mut rows = locked(&parts[part]);
+        if let Err(error) = input.rows(name, k, first + part * TILE, &mut rows) {
+            *locked(&failed) = Some(error);
+        }
     });
-    // `run` returns after every task, so no part is empty.
-    parts
-        .iter()
-        .filter_map(|part| locked(part).take())
-        .collect()
+    locked(&failed).take().map_or(Ok(()), Err)
 }
 
 /// Rows of codes, read on all threads.

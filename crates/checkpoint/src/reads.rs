@@ -2,9 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use kozue_kernels::Matrix;
+use kozue_kernels::{Gram, Matrix};
 
 use crate::error::Error;
 use crate::source::TensorInfo;
@@ -22,6 +22,12 @@ pub trait Tensors {
     /// # Errors
     /// If it is missing or of another size or type.
     fn vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error>;
+
+    /// Where the inputs that these matrices are multiplied with are to be added up, if anybody
+    /// wants to know them. Asked once for all matrices that share their inputs.
+    fn watch(&self, _names: &[String]) -> Option<Arc<Gram>> {
+        None
+    }
 }
 
 /// The tensors of a checkpoint and which were read.

@@ -198,6 +198,10 @@ pub struct QuantizeArgs {
     /// Weights that share a scale
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = group, allow_negative_numbers = true)]
     pub group: usize,
+    /// Choose codes by what the model does with a text, which takes longer and loses less [default
+    /// text: one built in]
+    #[arg(long, value_name = "FILE", num_args = 0..=1)]
+    pub calibrate: Option<Option<PathBuf>>,
     /// Replace a model that is there
     #[arg(long)]
     pub force: bool,
@@ -523,6 +527,20 @@ mod tests {
         ]);
         assert_eq!(args.sampling.logit_bias, [(5, f32::NEG_INFINITY), (6, 2.0)]);
         assert_eq!(args.sampling.temperature, Some(0.5));
+    }
+
+    #[test]
+    fn a_text_to_calibrate_with_may_be_left_out() {
+        let calibrate = |words: &[&str]| match parse(words) {
+            Ok(Cli {
+                command: Command::Quantize(args),
+            }) => args.calibrate,
+            _ => panic!("{words:?} were refused"),
+        };
+        let words = ["quantize", "a", "b", "--size", "M", "--calibrate", "text"];
+        assert_eq!(calibrate(&words[..5]), None);
+        assert_eq!(calibrate(&words[..6]), Some(None));
+        assert_eq!(calibrate(&words), Some(Some("text".into())));
     }
 
     #[test]

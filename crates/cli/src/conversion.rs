@@ -4,14 +4,14 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::panel::bytes;
 use indicatif::{ProgressBar, ProgressStyle};
-use kozue_checkpoint::{Error, Progress, Report, TensorReport};
+use kozue_checkpoint::{Progress, Report, TensorReport};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
 /// Runs a conversion with a bar; any wish to end it ends it.
 pub fn run(
-    convert: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Report, Error>,
+    convert: impl FnOnce(&mut dyn FnMut(Progress) -> ControlFlow<()>) -> Result<Report, Failure>,
 ) -> Result<Report, Failure> {
     let interrupt = Interrupt::on_any_end()?;
     let style =
@@ -34,7 +34,7 @@ pub fn run(
     bar.finish_and_clear();
     match result {
         Err(_) if interrupt.pressed() => Err(interrupt.failure()),
-        other => other.map_err(Failure::failed),
+        other => other,
     }
 }
 

@@ -23,7 +23,8 @@ pub fn run(args: &ExportArgs) -> Result<(), Failure> {
         },
         force: args.force,
     };
-    let report =
-        conversion::run(|progress| export(&cpu, &source, &args.target, options, progress))?;
+    let report = conversion::run(|progress| {
+        export(&cpu, &source, &args.target, options, progress).map_err(Failure::failed)
+    })?;
     conversion::show(&args.target, args.quiet, &report).map_err(Failure::output)
 }

@@ -5,6 +5,7 @@ use crate::conversion;
 use crate::failure::Failure;
 use crate::hub;
 use kozue_checkpoint::{Options, quantize};
+use kozue_engine::calibration::{self, calibrate};
 use kozue_kernels::Cpu;
 
 /// Runs the command.
@@ -19,7 +20,19 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
         group: args.group,
         force: args.force,
     };
-    let report =
-        conversion::run(|progress| quantize(&cpu, &source, &args.target, options, progress))?;
+    let text = match &args.calibrate {
+        Some(Some(path)) => Some(
+            std::fs::read_to_string(path)
+                .map_err(|error| Failure::Failed(format!("{}: {error}", path.display())))?,
+        ),
+        Some(None) => Some(calibration::TEXT.to_string()),
+        None => None,
+    };
+    let report = conversion::run(|progress| match &text {
+        Some(text) => {
+            calibrate(&cpu, &source, &args.target, options, text, progress).map_err(Failure::from)
+        }
+        None => quantize(&cpu, &source, &args.target, options, progress).map_err(Failure::failed),
+    })?;
     conversion::show(&args.target, args.quiet, &report).map_err(Failure::output)
 }

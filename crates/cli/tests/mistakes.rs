@@ -236,6 +236,13 @@ fn damaged_models_are_one_line() {
         fails(&run(&["inspect", &model]), 1, &[]);
         fails(&run(&["quantize", &model, "out", "--size", "M"]), 1, &[]);
     }
+    let model = tiny("llama");
+    let calibrate = ["--size", "M", "--calibrate", "/no/such/text"];
+    let args = [
+        &["quantize", model.to_str().unwrap(), "out"][..],
+        &calibrate,
+    ];
+    fails(&run(&args.concat()), 1, &["/no/such/text: "]);
 }
 
 #[test]

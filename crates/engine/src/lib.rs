@@ -4,6 +4,7 @@
 pub mod answer;
 mod cache_file;
 pub mod cache_folder;
+pub mod calibration;
 pub mod chat;
 pub mod conversation;
 pub mod energy;

@@ -42,6 +42,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     /// `x < bound ? 0 : v`.
     fn zero_below(self, x: Self::V, bound: Self::V, v: Self::V) -> Self::V;
+    /// `x < bound ? a : b`.
+    fn choose_below(self, x: Self::V, bound: Self::V, a: Self::V, b: Self::V) -> Self::V;
     /// 2^n of lanes that hold 1.5 * 2^23 + n, for n of -126..=127.
     fn power_of_two(self, shifted: Self::V) -> Self::V;
 
@@ -306,6 +308,10 @@ impl Simd for Portable {
     fn zero_below(self, x: Self::V, bound: Self::V, v: Self::V) -> Self::V {
         each!(i => if x[i] < bound[i] { 0.0 } else { v[i] })
     }
+    #[inline(always)]
+    fn choose_below(self, x: Self::V, bound: Self::V, a: Self::V, b: Self::V) -> Self::V {
+        each!(i => if x[i] < bound[i] { a[i] } else { b[i] })
+    }
     /// Not inlined: sixteen lanes of scalar code are long.
     #[inline(never)]
     fn exp(self, x: Self::V) -> Self::V {
@@ -342,6 +348,7 @@ mod tests {
                 s.max(a, b),
                 s.min(a, b),
                 s.zero_below(a, b, c),
+                s.choose_below(a, b, c, a),
                 s.load_f16(&half),
                 s.exp(a),
                 s.sigmoid(a),

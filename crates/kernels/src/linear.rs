@@ -23,11 +23,13 @@ mod vnni;
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::Arc;
 
 use input::{Input, SLAB, Slab};
 
 use crate::cpu::Cpu;
 use crate::error::Error;
+use crate::gram::Gram;
 use crate::hadamard::Rotation;
 use crate::isa::Isa;
 use crate::matrix::Matrix;
@@ -54,6 +56,7 @@ pub struct Linear {
     bias: Option<Vec<f32>>,
     inputs: usize,
     outputs: usize,
+    watch: Option<Arc<Gram>>,
 }
 
 #[derive(Clone)]
@@ -149,7 +152,20 @@ impl Linear {
             bias,
             inputs,
             outputs,
+            watch: None,
         })
+    }
+
+    /// The layer, with every row that it is applied to added to `watch`, if there is one.
+    ///
+    /// # Panics
+    /// If it has another number of inputs.
+    pub fn watched(mut self, watch: Option<Arc<Gram>>) -> Self {
+        if let Some(gram) = &watch {
+            assert_eq!(gram.k(), self.inputs, "inputs to watch");
+        }
+        self.watch = watch;
+        self
     }
 
     /// Length of an input row.
@@ -192,6 +208,9 @@ pub fn linear(cpu: &Cpu, layer: &Linear, x: &[f32], out: &mut [f32]) {
         x.len(),
         out.len()
     );
+    if let Some(gram) = &layer.watch {
+        gram.add(cpu, x);
+    }
     let parts = x
         .chunks(ROWS * layer.inputs)
         .zip(out.chunks_mut(ROWS * layer.outputs));

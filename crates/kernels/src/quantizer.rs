@@ -3,13 +3,24 @@
 //! For each output and group, ranges from the full one down to a clipped one are tried, each with
 //! its scale rounded to f16 before the weights are, and the one of least squared error is kept.
 
+mod group;
+mod quadratic;
+mod rounding;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Mutex;
+
 use half::f16;
+
+pub use quadratic::Quadratic;
 
 use crate::bytes::AlignedBytes;
 use crate::cpu::Cpu;
 use crate::error::Error;
+use crate::gram::locked;
 use crate::hadamard::Rotation;
-use crate::packed::{PackedMatrix, PackedSpec, ZeroKind, Zeros, pack};
+use crate::packed::{PackedMatrix, PackedSpec, TILE, ZeroKind, Zeros, pack};
 
 /// Parts of the full range that are tried: 1, 1 - STEP, .. for 4 bits. The error of 8-bit codes is
 /// so small that clipping hardly ever pays.
@@ -73,16 +84,43 @@ impl Quantized {
         &self.spec
     }
 
-    /// The rows in kernel order, see [`pack`].
+    /// The rows in kernel order, see [`pack`], tile by tile on all threads.
     ///
     /// # Errors
     /// If the public fields were given other lengths.
-    pub fn pack(&self) -> Result<AlignedBytes, Error> {
-        let zeros = match self.spec.zero {
-            ZeroKind::Symmetric => Zeros::Symmetric,
-            _ => Zeros::Point(&self.zeros),
-        };
-        pack(&self.spec, &self.codes, &self.scales, zeros)
+    pub fn pack(&self, cpu: &Cpu) -> Result<AlignedBytes, Error> {
+        let whole = self.spec;
+        let (n, k, groups) = (whole.n, whole.k, whole.groups());
+        if [self.codes.len(), self.scales.len(), self.zeros.len()]
+            != [n * k, n * groups, n * groups]
+        {
+            return Err(Error::new(format!("codes or scales are none of {n} x {k}")));
+        }
+        let size = PackedSpec { n: 1, ..whole }.bytes();
+        let mut bytes = AlignedBytes::zeroed(whole.bytes());
+        let failed = Mutex::new(None);
+        {
+            let parts: Vec<_> = bytes.chunks_mut(size).map(Mutex::new).collect();
+            cpu.run(parts.len(), &|part| {
+                let rows = part * TILE..((part + 1) * TILE).min(n);
+                let spec = PackedSpec {
+                    n: rows.len(),
+                    ..whole
+                };
+                let of = rows.start * groups..rows.end * groups;
+                let zeros = match whole.zero {
+                    ZeroKind::Symmetric => Zeros::Symmetric,
+                    _ => Zeros::Point(&self.zeros[of.clone()]),
+                };
+                let codes = &self.codes[rows.start * k..rows.end * k];
+                match pack(&spec, codes, &self.scales[of], zeros) {
+                    Ok(bytes) => locked(&parts[part]).copy_from_slice(&bytes),
+                    Err(error) => *locked(&failed) = Some(error),
+                }
+            });
+        }
+        let failed = locked(&failed).take();
+        failed.map_or(Ok(bytes), Err)
     }
 }
 
@@ -133,31 +171,8 @@ impl Quantizer {
         k: usize,
         rotation: Option<&Rotation>,
     ) -> Result<Quantized, Error> {
-        if k == 0 || rows.is_empty() || !rows.len().is_multiple_of(k) {
-            return Err(Error::new(format!(
-                "{} weights are no rows of {k}",
-                rows.len()
-            )));
-        }
-        if let Some(rotation) = rotation
-            && rotation.k() != k
-        {
-            return Err(Error::new(format!(
-                "a rotation of width {} does not fit rows of {k}",
-                rotation.k()
-            )));
-        }
-        if let Some(i) = rows.iter().position(|w| !w.is_finite()) {
-            return Err(Error::new(format!(
-                "weight {} of row {} is {}, only finite weights can be quantised",
-                i % k,
-                i / k,
-                rows[i]
-            )));
-        }
-        let n = rows.len() / k;
-        let spec = self.spec(n, k);
-        spec.check()?;
+        let spec = self.check(rows, k, rotation)?;
+        let n = spec.n;
         let groups = spec.groups();
         let mut codes = vec![0; n * k];
         let mut scales = vec![f16::ZERO; n * groups];
@@ -170,7 +185,7 @@ impl Quantizer {
                 .zip(scales.chunks_mut(groups))
                 .zip(zeros.chunks_mut(groups))
                 .zip(&mut errors)
-                .map(|slot| std::sync::Mutex::new(Some(slot)))
+                .map(|slot| Mutex::new(Some(slot)))
                 .collect();
             cpu.run(n, &|row| {
                 let slot = slots[row].lock().ok().and_then(|mut slot| slot.take());
@@ -195,12 +210,7 @@ impl Quantizer {
                 }
             });
         }
-        if let Some(i) = scales.iter().position(|s| !s.is_finite()) {
-            return Err(Error::new(format!(
-                "row {} holds weights too large for an f16 scale",
-                i / groups
-            )));
-        }
+        check_scales(&scales, groups)?;
         let mut error = QuantError::default();
         for row in errors {
             error += row;
@@ -212,6 +222,40 @@ impl Quantizer {
             zeros,
             error,
         })
+    }
+
+    /// The shape of `rows`; an error for what [`Quantizer::quantize`] refuses.
+    fn check(
+        &self,
+        rows: &[f32],
+        k: usize,
+        rotation: Option<&Rotation>,
+    ) -> Result<PackedSpec, Error> {
+        if k == 0 || rows.is_empty() || !rows.len().is_multiple_of(k) {
+            return Err(Error::new(format!(
+                "{} weights are no rows of {k}",
+                rows.len()
+            )));
+        }
+        if let Some(rotation) = rotation
+            && rotation.k() != k
+        {
+            return Err(Error::new(format!(
+                "a rotation of width {} does not fit rows of {k}",
+                rotation.k()
+            )));
+        }
+        if let Some(i) = rows.iter().position(|w| !w.is_finite()) {
+            return Err(Error::new(format!(
+                "weight {} of row {} is {}, only finite weights can be quantised",
+                i % k,
+                i / k,
+                rows[i]
+            )));
+        }
+        let spec = self.spec(rows.len() / k, k);
+        spec.check()?;
+        Ok(spec)
     }
 
     /// Quantises and packs a whole matrix of rows of length `k`.
@@ -226,8 +270,18 @@ impl Quantizer {
         rotation: Option<&Rotation>,
     ) -> Result<(PackedMatrix, QuantError), Error> {
         let quantized = self.quantize(cpu, rows, k, rotation)?;
-        let matrix = PackedMatrix::new(quantized.spec, rotation.cloned(), quantized.pack()?)?;
+        let matrix = PackedMatrix::new(quantized.spec, rotation.cloned(), quantized.pack(cpu)?)?;
         Ok((matrix, quantized.error))
+    }
+}
+
+fn check_scales(scales: &[f16], groups: usize) -> Result<(), Error> {
+    match scales.iter().position(|s| !s.is_finite()) {
+        None => Ok(()),
+        Some(i) => Err(Error::new(format!(
+            "row {} holds weights too large for an f16 scale",
+            i / groups
+        ))),
     }
 }
 
@@ -329,137 +383,4 @@ fn squared_error(fit: &Fit, top: f32, weights: &[f32]) -> f32 {
         add(chunk);
     }
     sums.iter().sum()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn gaussian(count: usize, seed: u64) -> Vec<f32> {
-        // Sums of twelve uniform numbers of a linear congruential generator.
-        let mut state = seed;
-        (0..count)
-            .map(|_| {
-                let sum: f32 = (0..12)
-                    .map(|_| {
-                        state = state
-                            .wrapping_mul(6_364_136_223_846_793_005)
-                            .wrapping_add(1_442_695_040_888_963_407);
-                        (state >> 40) as f32 / (1u64 << 24) as f32
-                    })
-                    .sum();
-                sum - 6.0
-            })
-            .collect()
-    }
-
-    #[test]
-    fn gaussian_weights_lose_what_the_bits_imply() {
-        let cpu = Cpu::new(Some(2));
-        let rows = gaussian(64 * 512, 5);
-        // Bounds of the relative error of a good uniform quantiser of a Gaussian of this group.
-        for (quantizer, low, high) in [
-            (Quantizer::int4(32).unwrap(), 0.07, 0.088),
-            (Quantizer::int4(64).unwrap(), 0.08, 0.098),
-            (Quantizer::int4(128).unwrap(), 0.085, 0.108),
-            (Quantizer::int8(64).unwrap(), 0.004, 0.0065),
-        ] {
-            let error = quantizer
-                .quantize(&cpu, &rows, 512, None)
-                .unwrap()
-                .error
-                .relative_rms();
-            assert!((low..high).contains(&error), "{quantizer:?}: {error}");
-        }
-    }
-
-    #[test]
-    fn the_reported_error_is_that_of_the_packed_matrix() {
-        let cpu = Cpu::new(Some(2));
-        let (n, k) = (70, 160);
-        let rows = gaussian(n * k, 8);
-        let rotation = Rotation::from_seed(k, 2).unwrap();
-        for quantizer in [Quantizer::int4(64).unwrap(), Quantizer::int8(32).unwrap()] {
-            let (matrix, error) = quantizer.matrix(&cpu, &rows, k, Some(&rotation)).unwrap();
-            let mut row = vec![0.0; k];
-            let (mut squared_error, mut norm) = (0.0, 0.0);
-            for (i, want) in rows.chunks(k).enumerate() {
-                matrix.row_into(i, &mut row);
-                for (a, b) in row.iter().zip(want) {
-                    squared_error += f64::from(a - b).powi(2);
-                    norm += f64::from(*b).powi(2);
-                }
-            }
-            let relative = (squared_error / norm).sqrt();
-            assert!((relative - error.relative_rms()).abs() < 1e-4 * relative.max(0.01));
-        }
-    }
-
-    #[test]
-    fn rotation_tames_an_outlier() {
-        let cpu = Cpu::new(Some(1));
-        let mut rows = gaussian(16 * 256, 1);
-        for row in rows.chunks_mut(256) {
-            row[7] = 60.0;
-        }
-        let rotation = Rotation::from_seed(256, 1).unwrap();
-        let quantizer = Quantizer::int4(64).unwrap();
-        let plain = quantizer.quantize(&cpu, &rows, 256, None).unwrap();
-        let rotated = quantizer
-            .quantize(&cpu, &rows, 256, Some(&rotation))
-            .unwrap();
-        let without_outlier = |q: &QuantError| q.squared_error;
-        assert!(without_outlier(&rotated.error) < 0.7 * without_outlier(&plain.error));
-    }
-
-    #[test]
-    fn extremes_are_exact_or_refused() {
-        let cpu = Cpu::new(Some(1));
-        let quantizer = Quantizer::int4(32).unwrap();
-        let zeros = quantizer.quantize(&cpu, &[0.0; 64], 64, None).unwrap();
-        assert_eq!(zeros.error.relative_rms(), 0.0);
-        // Fifteen steps of 1/8 hit every code exactly.
-        let steps: Vec<f32> = (0..32).map(|i| (i % 16) as f32 / 8.0 - 1.0).collect();
-        let exact = quantizer.quantize(&cpu, &steps, 32, None).unwrap();
-        assert_eq!(exact.error.squared_error, 0.0);
-        assert_eq!((exact.zeros[0], exact.scales[0].to_f32()), (8, 0.125));
-        let mut rows = [1.0; 64];
-        rows[33] = f32::NAN;
-        let error = quantizer
-            .quantize(&cpu, &rows, 32, None)
-            .unwrap_err()
-            .to_string();
-        assert!(error.starts_with("weight 1 of row 1 is NaN"), "{error}");
-        assert!(quantizer.quantize(&cpu, &[1e9; 32], 32, None).is_err());
-        assert!(quantizer.quantize(&cpu, &[1.0; 33], 32, None).is_err());
-        assert!(Quantizer::int4(48).is_err());
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(64))]
-        #[test]
-        fn no_weight_is_off_by_more_than_the_plain_rounding_allows(
-            rows in proptest::collection::vec(-3f32..3.0, 200),
-        ) {
-            let cpu = Cpu::new(Some(1));
-            for quantizer in [Quantizer::int4(64).unwrap(), Quantizer::int8(64).unwrap()] {
-                let (matrix, error) = quantizer.matrix(&cpu, &rows, 100, None).unwrap();
-                let spec = *matrix.spec();
-                let mut row = vec![0.0; 100];
-                let mut bound = 0.0;
-                for r in 0..2 {
-                    matrix.row_into(r, &mut row);
-                    for w in rows[r * 100..(r + 1) * 100].chunks(64) {
-                        // The search never does worse than the full range, whose error is at most
-                        // about half a step, or a step where the zero point was rounded.
-                        let range = w.iter().fold(0f32, |m, v| m.max(v.abs())) * 2.0;
-                        let step = f64::from(range) / ((1 << spec.bits) - 2) as f64;
-                        bound += w.len() as f64 * step * step;
-                    }
-                }
-                prop_assert!(error.squared_error <= bound, "{} > {bound}", error.squared_error);
-            }
-        }
-    }
 }

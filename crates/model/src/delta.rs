@@ -10,7 +10,7 @@
 //! out     = out_proj(rms_norm(o) * silu(in_proj_z(x)))
 //! ```
 
-use kozue_checkpoint::{Checkpoint, description::ModelConfig};
+use kozue_checkpoint::{Tensors, description::ModelConfig};
 use kozue_kernels::{
     Conv, ConvState, Cpu, DeltaRows, DeltaShape, DeltaState, Heads, Linear, Scratch, delta_advance,
     delta_chain, delta_gates, delta_tree, gated_norm, l2_norm_heads, linear,
@@ -144,7 +144,7 @@ impl<'a> Kept<'a> {
 
 impl Delta {
     pub(crate) fn load(
-        checkpoint: &Checkpoint,
+        checkpoint: &impl Tensors,
         config: &ModelConfig,
         prefix: &str,
     ) -> Result<Self, Error> {

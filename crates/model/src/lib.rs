@@ -23,6 +23,7 @@ mod pass;
 mod state;
 mod stored;
 mod tree;
+mod walk;
 mod weaver;
 
 pub use dflash::{DFlash, DFlashState};
@@ -33,4 +34,5 @@ pub use pass::{Outputs, PassOutput, Rows, Segment};
 pub use state::State;
 pub use stored::Footprint;
 pub use tree::Tree;
+pub use walk::{SingleLayer, Walk};
 pub use weaver::{Weave, WeaveNode, Weaver};

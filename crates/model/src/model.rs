@@ -30,7 +30,8 @@ pub struct Model {
     head: Linear,
 }
 
-struct Layer {
+/// A decoder layer.
+pub(crate) struct Layer {
     input_norm: Vec<f32>,
     mixer: Weights,
     post_norm: Vec<f32>,
@@ -96,10 +97,7 @@ impl Model {
 
     /// Memory of a sequence that has read nothing yet.
     pub fn new_state(&self) -> State {
-        let layers = self.layers.iter().map(|layer| match &layer.mixer {
-            Weights::Attention(attention) => attention.new_state(self.kv),
-            Weights::Delta(delta) => delta.new_state(),
-        });
+        let layers = self.layers.iter().map(|layer| layer.new_state(self.kv));
         State::new(layers.collect())
     }
 
@@ -196,49 +194,16 @@ impl Model {
             rms_norm(cpu, &x, &first.input_norm, eps, &mut normed);
         }
         for (index, layer) in self.layers.iter().enumerate() {
-            let mixed = match &layer.mixer {
-                Weights::Attention(attention) => {
-                    let mut parts: Vec<_> = segments
-                        .iter_mut()
-                        .zip(&spans)
-                        .map(|(s, span)| match &mut s.state.layers[index] {
-                            LayerState::Attention(cache) => {
-                                (span.clone(), s.rows, s.state.len, cache)
-                            }
-                            LayerState::Delta { .. } => unreachable!("layer {index} is attention"),
-                        })
-                        .collect();
-                    attention.forward(cpu, &normed, rows, &mut parts)
-                }
-                Weights::Delta(delta) => {
-                    let mut parts: Vec<_> = segments
-                        .iter_mut()
-                        .zip(&spans)
-                        .map(|(s, span)| match &mut s.state.layers[index] {
-                            LayerState::Delta {
-                                window,
-                                memory,
-                                replay,
-                            } => delta::Part {
-                                span: span.clone(),
-                                rows: s.rows,
-                                window,
-                                memory,
-                                replay,
-                            },
-                            LayerState::Attention(_) => unreachable!("layer {index} is recurrent"),
-                        })
-                        .collect();
-                    delta.forward(cpu, &normed, rows, &mut parts, &mut kept)
-                }
+            let next = self.layers.get(index + 1).map(|next| &next.input_norm[..]);
+            let mut rows = LayerRows {
+                place: index,
+                x: &mut x,
+                normed: &mut normed,
+                segments: &mut *segments,
+                spans: &spans,
+                kept: &mut kept,
             };
-            add_rms_norm(cpu, &mut x, &mixed, &layer.post_norm, eps, &mut normed);
-            drop(mixed);
-            let out = layer.mlp.forward(cpu, &normed, rows);
-            match self.layers.get(index + 1) {
-                Some(next) => add_rms_norm(cpu, &mut x, &out, &next.input_norm, eps, &mut normed),
-                None => add_assign(cpu, &mut x, &out),
-            }
+            layer.forward(cpu, eps, &mut rows, next);
             for (place, _) in wanted
                 .taps
                 .iter()
@@ -323,9 +288,84 @@ impl Model {
     }
 }
 
+/// Rows on their way through a layer.
+pub(crate) struct LayerRows<'a, 's, 'k> {
+    /// Which of the states' layers is theirs.
+    pub(crate) place: usize,
+    /// The residual stream.
+    pub(crate) x: &'a mut [f32],
+    /// The same after the layer's input norm; after the layer, after the next one's.
+    pub(crate) normed: &'a mut [f32],
+    pub(crate) segments: &'a mut [Segment<'s>],
+    pub(crate) spans: &'a [Span],
+    pub(crate) kept: &'a mut [Kept<'k>],
+}
+
 impl Layer {
-    fn load(
-        checkpoint: &Checkpoint,
+    /// Takes rows through the layer; `next` is the input norm of the layer after it.
+    pub(crate) fn forward(
+        &self,
+        cpu: &Cpu,
+        eps: f32,
+        of: &mut LayerRows<'_, '_, '_>,
+        next: Option<&[f32]>,
+    ) {
+        let (place, spans) = (of.place, of.spans);
+        let rows = spans.last().map_or(0, |span| span.end);
+        let mixed = match &self.mixer {
+            Weights::Attention(attention) => {
+                let parts = of.segments.iter_mut().zip(spans);
+                let mut parts: Vec<_> = parts
+                    .map(|(s, span)| match &mut s.state.layers[place] {
+                        LayerState::Attention(cache) => (span.clone(), s.rows, s.state.len, cache),
+                        LayerState::Delta { .. } => unreachable!("layer {place} is attention"),
+                    })
+                    .collect();
+                attention.forward(cpu, of.normed, rows, &mut parts)
+            }
+            Weights::Delta(delta) => {
+                let parts = of.segments.iter_mut().zip(spans);
+                let mut parts: Vec<_> = parts
+                    .map(|(s, span)| match &mut s.state.layers[place] {
+                        LayerState::Delta {
+                            window,
+                            memory,
+                            replay,
+                        } => delta::Part {
+                            span: span.clone(),
+                            rows: s.rows,
+                            window,
+                            memory,
+                            replay,
+                        },
+                        LayerState::Attention(_) => unreachable!("layer {place} is recurrent"),
+                    })
+                    .collect();
+                delta.forward(cpu, of.normed, rows, &mut parts, of.kept)
+            }
+        };
+        add_rms_norm(cpu, of.x, &mixed, &self.post_norm, eps, of.normed);
+        drop(mixed);
+        let out = self.mlp.forward(cpu, of.normed, rows);
+        match next {
+            Some(next) => add_rms_norm(cpu, of.x, &out, next, eps, of.normed),
+            None => add_assign(cpu, of.x, &out),
+        }
+    }
+
+    pub(crate) fn input_norm(&self) -> &[f32] {
+        &self.input_norm
+    }
+
+    pub(crate) fn new_state(&self, kv: KvType) -> LayerState {
+        match &self.mixer {
+            Weights::Attention(attention) => attention.new_state(kv),
+            Weights::Delta(delta) => delta.new_state(),
+        }
+    }
+
+    pub(crate) fn load(
+        checkpoint: &impl Tensors,
         config: &ModelConfig,
         index: usize,
         mixer: Mixer,
@@ -362,7 +402,7 @@ impl Layer {
 }
 
 /// Where each segment's rows lie in the pass.
-fn spans(segments: &[Segment<'_>]) -> Vec<Span> {
+pub(crate) fn spans(segments: &[Segment<'_>]) -> Vec<Span> {
     let mut start = 0;
     segments
         .iter()
@@ -399,16 +439,20 @@ pub(crate) fn projection(
 ) -> Result<Linear, Error> {
     let mut matrices = Vec::with_capacity(parts.len());
     let mut biases = Vec::new();
+    let mut names = Vec::with_capacity(parts.len());
     let dot = if prefix.is_empty() { "" } else { "." };
     for (part, outputs) in parts {
         let name = format!("{prefix}{dot}{part}");
-        matrices.push(tensors.matrix(&format!("{name}.weight"), *outputs, inputs)?);
+        let weight = format!("{name}.weight");
+        matrices.push(tensors.matrix(&weight, *outputs, inputs)?);
         if bias {
             biases.extend(tensors.vector(&format!("{name}.bias"), *outputs)?);
         }
+        names.push(weight);
     }
-    Linear::new(matrices, bias.then_some(biases)).map_err(|reason| Error::Layer {
+    let joined = Linear::new(matrices, bias.then_some(biases)).map_err(|reason| Error::Layer {
         name: prefix.to_string(),
         reason: reason.to_string(),
-    })
+    })?;
+    Ok(joined.watched(tensors.watch(&names)))
 }

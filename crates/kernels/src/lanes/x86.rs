@@ -82,6 +82,10 @@ impl Simd for Avx512 {
             let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, bound);
             _mm512_mask_mov_ps(v, below, _mm512_setzero_ps())
         }
+        fn choose_below(x: __m512, bound: __m512, a: __m512, b: __m512) -> __m512 {
+            let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, bound);
+            _mm512_mask_mov_ps(b, below, a)
+        }
         fn power_of_two(shifted: __m512) -> __m512 {
             let n = _mm512_add_epi32(_mm512_castps_si512(shifted), _mm512_set1_epi32(127));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(n))
@@ -134,6 +138,12 @@ impl Simd for Avx2 {
         fn zero_below(x: [__m256; 2], bound: [__m256; 2], v: [__m256; 2]) -> [__m256; 2] {
             let below = halves!(less(x, bound));
             halves!(_mm256_andnot_ps(below, v))
+        }
+        fn choose_below(
+            x: [__m256; 2], bound: [__m256; 2], a: [__m256; 2], b: [__m256; 2]
+        ) -> [__m256; 2] {
+            let below = halves!(less(x, bound));
+            halves!(_mm256_blendv_ps(b, a, below))
         }
         fn power_of_two(shifted: [__m256; 2]) -> [__m256; 2] { halves!(exponent(shifted)) }
     }

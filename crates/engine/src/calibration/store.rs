@@ -1,0 +1,204 @@
+//! The parts of a calibration that are done, on disk until the whole is.
+//!
+//! A folder beside the target holds `identity`, a line that says what the parts were made from, and
+//! a file for each part:
+//!
+//! ```text
+//! for each matrix: length of its name, name; two f64 of what was lost; length of its bytes, bytes
+//! xxh3 of all that
+//! ```
+//!
+//! Lengths are u64, all numbers little-endian. Parts made from something else are removed; one
+//! that is damaged is made anew.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use kozue_checkpoint::{Error as Stored, Rounded};
+use kozue_kernels::QuantError;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::Error;
+
+/// The folder, locked for as long as this lives.
+pub(super) struct Store {
+    folder: PathBuf,
+    _lock: File,
+    /// In which part a matrix is.
+    parts: HashMap<String, usize>,
+}
+
+type Part = Vec<(String, Rounded)>;
+
+impl Store {
+    /// The folder of `target`, without what other settings than `identity` left in it.
+    ///
+    /// # Errors
+    /// If it cannot be made, or another process is at work in it.
+    pub fn open(target: &Path, identity: &str) -> Result<Store, Error> {
+        let name = target.file_name().ok_or_else(|| {
+            Error::Model(format!(
+                "{}: give the new directory a name",
+                target.display()
+            ))
+        })?;
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(".calibration");
+        let folder = target.with_file_name(hidden);
+        let told = |error: io::Error| Error::Model(format!("{}: {error}", folder.display()));
+        fs::create_dir_all(&folder).map_err(told)?;
+        let path = folder.join("identity");
+        let mut options = OpenOptions::new();
+        let file = options
+            .create(true)
+            .append(true)
+            .open(&path)
+            .map_err(told)?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(Error::Model(format!(
+                "{}: another calibration is writing there; wait for it, or name another target",
+                folder.display()
+            )));
+        }
+        let before = fs::read(&path).map_err(told)?;
+        if before != identity.as_bytes() {
+            for entry in fs::read_dir(&folder).map_err(told)? {
+                let path = entry.map_err(told)?.path();
+                let ours = path
+                    .extension()
+                    .is_some_and(|end| end == "part" || end == "tmp");
+                if ours {
+                    fs::remove_file(&path).map_err(told)?;
+                }
+            }
+            file.set_len(0).map_err(told)?;
+            (&file).write_all(identity.as_bytes()).map_err(told)?;
+        }
+        Ok(Store {
+            folder,
+            _lock: file,
+            parts: HashMap::new(),
+        })
+    }
+
+    fn path(&self, index: usize) -> PathBuf {
+        self.folder.join(format!("{index}.part"))
+    }
+
+    /// The matrices of a part, if it is done.
+    ///
+    /// # Errors
+    /// If it is there and cannot be read.
+    pub fn part(&mut self, index: usize) -> Result<Option<Part>, Error> {
+        let path = self.path(index);
+        let bytes = match fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            read => read.map_err(|error| Error::Model(format!("{}: {error}", path.display())))?,
+        };
+        let part = parse(&bytes);
+        for (name, _) in part.iter().flatten() {
+            self.parts.insert(name.clone(), index);
+        }
+        Ok(part)
+    }
+
+    /// Keeps the matrices of a part.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn put(&mut self, index: usize, part: &[(String, Rounded)]) -> Result<(), Error> {
+        let path = self.path(index);
+        let unfinished = path.with_extension("tmp");
+        let write = || {
+            let mut file = File::create(&unfinished)?;
+            file.write_all(&encoded(part))?;
+            file.sync_all()?;
+            fs::rename(&unfinished, &path)
+        };
+        write().map_err(|error| Error::Model(format!("{}: {error}", path.display())))?;
+        for (name, _) in part {
+            self.parts.insert(name.clone(), index);
+        }
+        Ok(())
+    }
+
+    /// A matrix out of the parts that were put or read.
+    ///
+    /// # Errors
+    /// If its part has gone since.
+    pub fn matrix(&mut self, name: &str) -> Result<Option<Rounded>, Stored> {
+        let Some(&index) = self.parts.get(name) else {
+            return Ok(None);
+        };
+        let path = self.path(index);
+        let gone = |source| Stored::Io {
+            path: path.clone(),
+            action: "read",
+            source,
+        };
+        let part = parse(&fs::read(&path).map_err(gone)?);
+        let found = part.into_iter().flatten().find(|(of, _)| of == name);
+        match found {
+            Some((_, rounded)) => Ok(Some(rounded)),
+            None => Err(gone(io::Error::from(io::ErrorKind::InvalidData))),
+        }
+    }
+
+    /// Removes the folder, whose parts are all in the target now.
+    pub fn remove(self) {
+        // What is left over does no harm: the next calibration to the same place removes it.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn encoded(part: &[(String, Rounded)]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let block = |block: &[u8], bytes: &mut Vec<u8>| {
+        bytes.extend_from_slice(&(block.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(block);
+    };
+    for (name, rounded) in part {
+        block(name.as_bytes(), &mut bytes);
+        bytes.extend_from_slice(&rounded.error.squared_error.to_le_bytes());
+        bytes.extend_from_slice(&rounded.error.squared_norm.to_le_bytes());
+        block(&rounded.bytes, &mut bytes);
+    }
+    let sum = xxh3_64(&bytes);
+    bytes.extend_from_slice(&sum.to_le_bytes());
+    bytes
+}
+
+fn parse(bytes: &[u8]) -> Option<Part> {
+    let (mut bytes, sum) = bytes.split_last_chunk()?;
+    if xxh3_64(bytes) != u64::from_le_bytes(*sum) {
+        return None;
+    }
+    let mut part = Vec::new();
+    while !bytes.is_empty() {
+        let name = String::from_utf8(block(&mut bytes)?.to_vec()).ok()?;
+        let error = QuantError {
+            squared_error: f64::from_le_bytes(*taken(&mut bytes)?),
+            squared_norm: f64::from_le_bytes(*taken(&mut bytes)?),
+        };
+        let bytes = block(&mut bytes)?.to_vec();
+        part.push((name, Rounded { bytes, error }));
+    }
+    Some(part)
+}
+
+fn taken<'b, const N: usize>(bytes: &mut &'b [u8]) -> Option<&'b [u8; N]> {
+    let (taken, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(taken)
+}
+
+fn block<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
+    let len = usize::try_from(u64::from_le_bytes(*taken(bytes)?)).ok()?;
+    let (block, rest) = bytes.split_at_checked(len)?;
+    *bytes = rest;
+    Some(block)
+}
