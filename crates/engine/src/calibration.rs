@@ -157,8 +157,8 @@ fn round(
         && let Some(first) = names.first()
     {
         let (spec, rotation) = conversion.packed(first).map_err(failed)?;
-        let found = Quadratic::new(work.cpu, &gram, Some(rotation), spec.group);
-        form = Some(found.map_err(|error| failed(format!("{first}: {error}")))?);
+        // Inputs that were all zero say nothing of what to keep either.
+        form = Quadratic::new(work.cpu, &gram, Some(rotation), spec.group).ok();
     }
     drop(gram);
     let rounded = names.iter().map(|name| {
