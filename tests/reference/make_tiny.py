@@ -21,8 +21,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers import LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import Gemma3TextConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
+from transformers.models.qwen3_5_moe import Qwen3_5MoeTextConfig
 
 import tokenizer as bpe
 
@@ -82,10 +84,48 @@ MODELS = {
                            "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                            "original_max_position_embeddings": 64}),
                     "llama-bpe", {}),
+    # Heads wider than hidden / heads, windows shorter than the prompts.
+    "mistral": (MistralConfig(vocab_size=320, hidden_size=64, intermediate_size=64,
+                              num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+                              head_dim=32, sliding_window=24, max_position_embeddings=1024,
+                              rms_norm_eps=1e-5,
+                              rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
+                "mistral", {"dtype": "bf16"}),
+    # A matrix for each expert, as published and as transformers saves it.
+    "qwen3_moe": (Qwen3MoeConfig(vocab_size=320, hidden_size=64, moe_intermediate_size=32,
+                                 num_hidden_layers=3, num_attention_heads=4,
+                                 num_key_value_heads=2, head_dim=32, num_experts=8,
+                                 num_experts_per_tok=3, norm_topk_prob=True,
+                                 tie_word_embeddings=True, max_position_embeddings=1024,
+                                 rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
+                  "qwen2", {"dtype": "bf16", "experts_apart": True}),
+    # Fused experts, as published.
+    "qwen3_5_moe": (Qwen3_5MoeTextConfig(
+        vocab_size=320, hidden_size=64, moe_intermediate_size=32,
+        shared_expert_intermediate_size=64, num_experts=6, num_experts_per_tok=2,
+        num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16,
+        linear_value_head_dim=16, tie_word_embeddings=True, max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+                         "mrope_interleaved": True, "mrope_section": [2, 1, 1]}),
+        "qwen35", {"dtype": "bf16"}),
+    # Windows shorter than the prompts, rotations of two kinds, a scale that is not the head's width.
+    "gemma3": (Gemma3TextConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=32, query_pre_attn_scalar=24,
+        sliding_window=24, max_position_embeddings=1024,
+        layer_types=["sliding_attention"] * 2 + ["full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}),
+        "gemma", {"dtype": "bf16"}),
     # Rows of 256 for the K-quants; only GGUF files of it are kept.
     "llama-256": (llama(256, 4, 2, 256, 1, {"rope_type": "default", "rope_theta": 1e4}, tied=True),
                   "llama-bpe", {"scratch": True, "varied": (10, 3)}),
 }
+
+EAGER = {"attn_implementation": "eager", "experts_implementation": "eager"}
 
 SHORT = [17, 205, 3, 99, 258]
 
@@ -96,7 +136,8 @@ def long_prompt(name, count):
 
 
 LONG_LENGTH = {"qwen3_5": 131, "qwen3_5-gva": 150, "qwen3_5-deep": 70, "qwen3_5-multimodal": 128,
-               "qwen3": 100, "qwen2": 129, "llama": 97, "llama3-rope": 140, "llama-256": 70}
+               "qwen3": 100, "qwen2": 129, "llama": 97, "llama3-rope": 140, "llama-256": 70,
+               "mistral": 120, "qwen3_moe": 100, "qwen3_5_moe": 131, "gemma3": 120}
 
 
 def randomise(model, seed):
@@ -107,7 +148,9 @@ def randomise(model, seed):
         tensor.copy_(torch.randn(tensor.shape, generator=generator) * std + mean)
 
     # Sharp, strong attention keeps the attention-only models out of fixed points.
-    zero_centred = model.config.model_type.startswith("qwen3_5")
+    hybrid = model.config.model_type.startswith("qwen3_5")
+    gemma = model.config.model_type.startswith("gemma3")
+    zero_centred = hybrid or gemma
     with torch.no_grad():
         for name, tensor in model.named_parameters():
             if name.endswith("A_log"):
@@ -116,19 +159,25 @@ def randomise(model, seed):
                 normal(tensor, 1.0, -0.5)
             elif name.endswith("linear_attn.norm.weight"):
                 normal(tensor, 0.3, 1.0)
-            elif name.endswith(("q_norm.weight", "k_norm.weight")) and not zero_centred:
-                normal(tensor, 0.4, 1.8)
+            elif name.endswith(("q_norm.weight", "k_norm.weight")) and not hybrid:
+                normal(tensor, 0.4, 0.8 if zero_centred else 1.8)
+            elif gemma and (".post_" in name or name == "model.norm.weight"):
+                # Layers that outweigh the scaled embedding, whose own token is the likeliest.
+                normal(tensor, 0.3, 4.0 if name == "model.norm.weight" else 1.0)
             elif "norm" in name:
                 normal(tensor, 0.3, 0.0 if zero_centred else 1.0)
             elif "conv1d" in name:
                 normal(tensor, 0.5)
             elif name.endswith(".bias"):
                 normal(tensor, 0.5)
+            elif name.endswith(".mlp.gate.weight"):
+                # Clear choices, so that rounding does not change them.
+                normal(tensor, 3.0 / tensor.shape[-1] ** 0.5)
             elif "embed_tokens" in name or "lm_head" in name:
-                normal(tensor, 0.3)
-            elif name.endswith("o_proj.weight") and not zero_centred:
+                normal(tensor, 0.06 if gemma else 0.3)
+            elif name.endswith("o_proj.weight") and not hybrid:
                 normal(tensor, 2.5 / tensor.shape[-1] ** 0.5)
-            elif name.endswith(("q_proj.weight", "k_proj.weight")) and not zero_centred:
+            elif name.endswith(("q_proj.weight", "k_proj.weight")) and not hybrid:
                 normal(tensor, 1.8 / tensor.shape[-1] ** 0.5)
             else:
                 normal(tensor, 1.1 / tensor.shape[-1] ** 0.5)
@@ -280,6 +329,21 @@ def multimodal(config, tensors):
     return outer, renamed
 
 
+def by_expert(tensors):
+    """A matrix for each expert and part, as published checkpoints of Qwen3 have them."""
+    apart = {}
+    for name, tensor in tensors.items():
+        layer, _, kind = name.rpartition(".")
+        if not layer.endswith(".mlp.experts"):
+            apart[name] = tensor
+            continue
+        kinds = ["gate_proj", "up_proj"] if kind == "gate_up_proj" else [kind]
+        for expert, fused in enumerate(tensor):
+            for part, matrix in zip(kinds, fused.chunk(len(kinds))):
+                apart[f"{layer}.{expert}.{part}.weight"] = matrix.clone()
+    return apart
+
+
 def write_json(folder, name, value):
     with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
         json.dump(value, file, indent=1, ensure_ascii=False)
@@ -306,21 +370,23 @@ def write_weights(folder, tensors, shards):
 def write_tokenizer(folder, rule, in_config):
     tokenizer = bpe.make(rule, 320)
     tokenizer.save(os.path.join(folder, "tokenizer.json"))
+    special, plain = bpe.added(rule)
+    end, text_end = bpe.ends(rule)
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": False,
-              "bos_token": bpe.BOS if rule == "llama-bpe" else None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+              "bos_token": bpe.first(rule), "eos_token": end, "pad_token": text_end,
               "clean_up_tokenization_spaces": False, "model_max_length": 1024,
               "added_tokens_decoder": {
                   str(tokenizer.token_to_id(text)): {
                       "content": text, "lstrip": False, "rstrip": False, "single_word": False,
-                      "normalized": False, "special": text in bpe.SPECIAL}
-                  for text in bpe.SPECIAL + bpe.PLAIN_ADDED}}
-    if rule == "llama-bpe":
+                      "normalized": False, "special": text in special}
+                  for text in special + plain}}
+    if bpe.first(rule):
         config["add_bos_token"] = True
     if in_config:
-        config["chat_template"] = bpe.CHAT_TEMPLATE
+        config["chat_template"] = bpe.chat_template(rule)
     else:
         with open(os.path.join(folder, "chat_template.jinja"), "w", encoding="utf-8") as file:
-            file.write(bpe.CHAT_TEMPLATE)
+            file.write(bpe.chat_template(rule))
     write_json(folder, "tokenizer_config.json", config)
     return tokenizer
 
@@ -344,7 +410,7 @@ def tokenizer_reference(folder, tokenizer):
 
 
 def build(name, config, seed, dtype):
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **EAGER)
     model.eval()
     randomise(model, seed)
     model.tie_weights()
@@ -377,7 +443,7 @@ def make(name):
     os.makedirs(folder)
     dtype = layout.get("dtype", "f32")
     tokenizer = write_tokenizer(folder, rule, layout.get("template_in_config", False))
-    end, text_end = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    end, text_end = map(tokenizer.token_to_id, bpe.ends(rule))
     config.eos_token_id, config.bos_token_id, config.pad_token_id = text_end, None, None
     config.dtype = "bfloat16" if dtype == "bf16" else "float32"
     seed, model, runs = find_seed(name, config, dtype, {end, text_end},
@@ -404,6 +470,7 @@ def make(name):
                {"do_sample": True, "eos_token_id": [end, text_end], "pad_token_id": text_end,
                 "temperature": 0.7, "top_k": 20, "top_p": 0.8,
                 "transformers_version": transformers.__version__})
+    tensors = by_expert(tensors) if layout.get("experts_apart") else tensors
     write_weights(folder, tensors, layout.get("shards", 1))
 
     expected = {"seed": seed, "vocab_size": config.vocab_size, "prompts": described_runs(runs),
@@ -429,7 +496,7 @@ def write_values(name):
     kind = AutoModelForCausalLM
     if MODELS[name][2].get("multimodal"):
         from transformers.models.qwen3_5 import Qwen3_5ForCausalLM as kind
-    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model = kind.from_pretrained(folder, dtype=torch.float32, **EAGER)
     with open(os.path.join(folder, "expected.json"), encoding="utf-8") as file:
         prompts = json.load(file)["prompts"]
     tensors = values(model, prompts)

@@ -1,11 +1,16 @@
-//! config.json, as transformers writes it for the four families, read and written.
+//! config.json, as transformers writes it for the known families, read and written.
+
+mod gemma3;
+mod rope;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use crate::description::{
-    AttentionConfig, DeltaConfig, Family, Mixer, ModelConfig, RopeConfig, RopeScaling,
+    AttentionConfig, DeltaConfig, ExpertsConfig, Family, Mixer, ModelConfig, SlidingConfig,
 };
 use crate::error::Error;
 use crate::fields::{Fields, shortest};
@@ -16,6 +21,7 @@ const MAX_LAYERS: usize = 4096;
 const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 14;
 const MAX_POSITION: usize = 1 << 40;
+const MAX_EXPERTS: usize = 1 << 12;
 
 /// What config.json says: the model's shape, and its token ids.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,10 +39,12 @@ impl ConfigFile {
         let inner = top.object("text_config")?;
         let text = inner.unwrap_or(top);
         let family = family(&top, &text)?;
+        // Class default of transformers.
+        let usual = family.0 == Family::Gemma3;
         let tied = match (top.flag("tie_word_embeddings")?, inner) {
             (Some(tied), _) => tied,
-            (None, Some(text)) => text.flag("tie_word_embeddings")?.unwrap_or(false),
-            (None, None) => false,
+            (None, Some(text)) => text.flag("tie_word_embeddings")?.unwrap_or(usual),
+            (None, None) => usual,
         };
         let eos = match text.token_ids("eos_token_id")? {
             Some(ids) => Some(ids),
@@ -53,7 +61,8 @@ impl ConfigFile {
     }
 }
 
-fn family(top: &Fields, text: &Fields) -> Result<Family, Error> {
+/// The family, and whether it is of the form with experts.
+fn family(top: &Fields, text: &Fields) -> Result<(Family, bool), Error> {
     let name = match text.text("model_type")? {
         Some(name) => name,
         None => top.text("model_type")?.ok_or_else(|| {
@@ -64,30 +73,37 @@ fn family(top: &Fields, text: &Fields) -> Result<Family, Error> {
         })?,
     };
     match name {
-        "qwen3_5" | "qwen3_5_text" => Ok(Family::Qwen35),
-        "qwen3" => Ok(Family::Qwen3),
-        "qwen2" => Ok(Family::Qwen2),
-        "llama" => Ok(Family::Llama),
+        "qwen3_5" | "qwen3_5_text" => Ok((Family::Qwen35, false)),
+        "qwen3_5_moe" | "qwen3_5_moe_text" => Ok((Family::Qwen35, true)),
+        "qwen3" => Ok((Family::Qwen3, false)),
+        "qwen3_moe" => Ok((Family::Qwen3, true)),
+        "qwen2" => Ok((Family::Qwen2, false)),
+        "llama" => Ok((Family::Llama, false)),
+        "mistral" => Ok((Family::Mistral, false)),
+        "gemma3" | "gemma3_text" => Ok((Family::Gemma3, false)),
         other => Err(text.error(
             "model_type",
             format!(
-                "{other:?} is not supported; Kozue runs qwen3_5 (dense), qwen3, qwen2 and llama"
+                "{other:?} is not supported; Kozue runs qwen3_5, qwen3_5_moe, qwen3, qwen3_moe, qwen2, \
+                 llama, mistral and gemma3"
             ),
         )),
     }
 }
 
-fn model(family: Family, tied: bool, text: &Fields) -> Result<ModelConfig, Error> {
+fn model((family, moe): (Family, bool), tied: bool, text: &Fields) -> Result<ModelConfig, Error> {
     let hidden_size = text.required_size("hidden_size", MAX_WIDTH)?;
     let layers = layers(family, text)?;
-    if let Some(act) = text
-        .text("hidden_act")?
-        .filter(|act| !matches!(*act, "silu" | "swish"))
-    {
-        return Err(text.error(
-            "hidden_act",
-            format!("{act:?} is not supported; only silu is"),
-        ));
+    let gemma = family == Family::Gemma3;
+    let (field, known) = if gemma {
+        gemma3::refuse_unsupported(text)?;
+        ("hidden_activation", ["gelu_pytorch_tanh"; 2])
+    } else {
+        ("hidden_act", ["silu", "swish"])
+    };
+    if let Some(act) = text.text(field)?.filter(|act| !known.contains(act)) {
+        let what = format!("{act:?} is not supported; only {} is", known[0]);
+        return Err(text.error(field, what));
     }
     if text.flag("use_sliding_window")? == Some(true) {
         return Err(text.error("use_sliding_window", "sliding windows are not supported"));
@@ -98,43 +114,62 @@ fn model(family: Family, tied: bool, text: &Fields) -> Result<ModelConfig, Error
             "attention without its gate is not supported",
         ));
     }
-    let attention = attention(family, hidden_size, text)?;
+    let attention = attention(family, hidden_size, &layers, text)?;
+    let experts = if moe {
+        Some(experts(family, text)?)
+    } else {
+        None
+    };
     let delta = match family {
         Family::Qwen35 if layers.contains(&Mixer::Delta) => Some(delta(text)?),
         _ => None,
     };
     Ok(ModelConfig {
         family,
-        vocab_size: text.required_size("vocab_size", MAX_VOCAB)?,
+        vocab_size: match text.size("vocab_size", MAX_VOCAB)? {
+            None if gemma => gemma3::VOCAB_SIZE,
+            _ => text.required_size("vocab_size", MAX_VOCAB)?,
+        },
         hidden_size,
-        intermediate_size: text.required_size("intermediate_size", MAX_WIDTH)?,
+        intermediate_size: match experts {
+            None => text.required_size("intermediate_size", MAX_WIDTH)?,
+            Some(_) => text.required_size("moe_intermediate_size", MAX_WIDTH)?,
+        },
+        experts,
         layers,
         attention,
         delta,
         norm_eps: text.positive_f32("rms_norm_eps")?.unwrap_or(1e-6),
-        norm_plus_one: family == Family::Qwen35,
+        norm_plus_one: family == Family::Qwen35 || gemma,
         tied,
         max_position: match text.size("max_position_embeddings", MAX_POSITION)? {
             Some(n) => n,
             // Class defaults of transformers.
-            None if family == Family::Llama => 2048,
-            None => 32768,
+            None => match family {
+                Family::Llama => 2048,
+                Family::Mistral | Family::Gemma3 => 131_072,
+                Family::Qwen35 | Family::Qwen3 | Family::Qwen2 => 32768,
+            },
         },
         mlp_bias: family == Family::Llama && text.flag("mlp_bias")?.unwrap_or(false),
+        gelu: gemma,
+        sandwich_norms: gemma,
+        scaled_embedding: gemma,
     })
 }
 
 /// The shapes of a DFlash drafter, whose layers are Qwen3's.
 pub(crate) fn draft_shape(top: &Fields) -> Result<ModelConfig, Error> {
     let hidden_size = top.required_size("hidden_size", MAX_WIDTH)?;
-    let count = top.required_size("num_hidden_layers", MAX_LAYERS)?;
+    let layers = vec![Mixer::Attention; top.required_size("num_hidden_layers", MAX_LAYERS)?];
     Ok(ModelConfig {
         family: Family::Qwen3,
         vocab_size: top.required_size("vocab_size", MAX_VOCAB)?,
         hidden_size,
         intermediate_size: top.required_size("intermediate_size", MAX_WIDTH)?,
-        layers: vec![Mixer::Attention; count],
-        attention: attention(Family::Qwen3, hidden_size, top)?,
+        experts: None,
+        attention: attention(Family::Qwen3, hidden_size, &layers, top)?,
+        layers,
         delta: None,
         norm_eps: top.positive_f32("rms_norm_eps")?.unwrap_or(1e-6),
         norm_plus_one: false,
@@ -143,6 +178,9 @@ pub(crate) fn draft_shape(top: &Fields) -> Result<ModelConfig, Error> {
             .size("max_position_embeddings", MAX_POSITION)?
             .unwrap_or(32768),
         mlp_bias: false,
+        gelu: false,
+        sandwich_norms: false,
+        scaled_embedding: false,
     })
 }
 
@@ -160,13 +198,21 @@ fn layers(family: Family, text: &Fields) -> Result<Vec<Mixer>, Error> {
         }
         let mixer = |kind: &Value| match kind.as_str() {
             Some("full_attention") => Ok(Mixer::Attention),
+            Some("sliding_attention") if matches!(family, Family::Mistral | Family::Gemma3) => {
+                Ok(Mixer::Sliding)
+            }
             Some("linear_attention") if family == Family::Qwen35 => Ok(Mixer::Delta),
             _ => Err(text.error("layer_types", format!("{kind} is not supported"))),
         };
         return types.iter().map(mixer).collect();
     }
-    if family != Family::Qwen35 {
-        return Ok(vec![Mixer::Attention; count]);
+    match family {
+        Family::Qwen35 => {}
+        Family::Gemma3 => return gemma3::layers(count, text),
+        Family::Mistral if !text.is_null("sliding_window") => {
+            return Ok(vec![Mixer::Sliding; count]);
+        }
+        _ => return Ok(vec![Mixer::Attention; count]),
     }
     let interval = text
         .size("full_attention_interval", MAX_LAYERS)?
@@ -181,11 +227,23 @@ fn layers(family: Family, text: &Fields) -> Result<Vec<Mixer>, Error> {
     Ok((0..count).map(mixer).collect())
 }
 
-fn attention(family: Family, hidden: usize, text: &Fields) -> Result<AttentionConfig, Error> {
-    let heads = text.required_size("num_attention_heads", MAX_HEADS)?;
-    let kv_heads = text
-        .size("num_key_value_heads", MAX_HEADS)?
-        .unwrap_or(heads);
+fn attention(
+    family: Family,
+    hidden: usize,
+    layers: &[Mixer],
+    text: &Fields,
+) -> Result<AttentionConfig, Error> {
+    let heads = match text.size("num_attention_heads", MAX_HEADS)? {
+        None if family == Family::Gemma3 => gemma3::HEADS,
+        _ => text.required_size("num_attention_heads", MAX_HEADS)?,
+    };
+    let kv_heads = match text.size("num_key_value_heads", MAX_HEADS)? {
+        Some(kv_heads) => kv_heads,
+        // Class defaults of transformers.
+        None if family == Family::Gemma3 => gemma3::KV_HEADS,
+        None if family == Family::Mistral && !text.is_null("num_key_value_heads") => 8,
+        None => heads,
+    };
     if !heads.is_multiple_of(kv_heads) {
         return Err(text.error(
             "num_key_value_heads",
@@ -195,123 +253,85 @@ fn attention(family: Family, hidden: usize, text: &Fields) -> Result<AttentionCo
     let head_dim = match (text.size("head_dim", MAX_HEAD_DIM)?, family) {
         (Some(dim), _) => dim,
         // Class defaults of transformers.
-        (None, Family::Qwen35) => 256,
+        (None, Family::Qwen35 | Family::Gemma3) => 256,
         (None, Family::Qwen3) => 128,
-        (None, Family::Qwen2 | Family::Llama) if hidden.is_multiple_of(heads) => hidden / heads,
-        (None, Family::Qwen2 | Family::Llama) => {
+        (None, _) if hidden.is_multiple_of(heads) => hidden / heads,
+        (None, _) => {
             return Err(text.error(
                 "num_attention_heads",
                 format!("{heads} does not divide hidden_size, {hidden}, and head_dim is missing"),
             ));
         }
     };
-    let bias = text.flag("attention_bias")?.unwrap_or(false);
+    let bias = family != Family::Mistral && text.flag("attention_bias")?.unwrap_or(false);
+    let (rope, local) = if family == Family::Gemma3 {
+        gemma3::ropes(head_dim, text)?
+    } else {
+        let rope = rope::read(head_dim, text)?;
+        (rope.clone(), rope)
+    };
+    let sliding = match layers.contains(&Mixer::Sliding) {
+        false => None,
+        true => Some(SlidingConfig {
+            // Class default of transformers.
+            window: text.size("sliding_window", MAX_POSITION)?.unwrap_or(4096),
+            rope: local,
+        }),
+    };
     Ok(AttentionConfig {
         heads,
         kv_heads,
         head_dim,
+        query_scalar: match family {
+            Family::Gemma3 => text.positive("query_pre_attn_scalar")?.unwrap_or(256.0),
+            _ => head_dim as f64,
+        },
         qkv_bias: family == Family::Qwen2 || bias,
         output_bias: family != Family::Qwen2 && bias,
-        qk_norm: matches!(family, Family::Qwen35 | Family::Qwen3),
+        qk_norm: matches!(family, Family::Qwen35 | Family::Qwen3 | Family::Gemma3),
         gated: family == Family::Qwen35,
-        rope: rope(head_dim, text)?,
+        rope,
+        sliding,
     })
 }
 
-/// Rotary settings, in `rope_parameters` (transformers 5) or in `rope_theta`, `rope_scaling` and
-/// `partial_rotary_factor` (before).
-fn rope(head_dim: usize, text: &Fields) -> Result<RopeConfig, Error> {
-    let nested = match text.object("rope_parameters")? {
-        Some(nested) => Some(nested),
-        None => text.object("rope_scaling")?,
-    };
-    let either = |name: &str| -> Result<Option<f64>, Error> {
-        match nested
-            .map(|nested| nested.positive(name))
-            .transpose()?
-            .flatten()
-        {
-            Some(value) => Ok(Some(value)),
-            None => text.positive(name),
-        }
-    };
-    let theta = either("rope_theta")?.unwrap_or(10_000.0);
-    let partial = either("partial_rotary_factor")?.unwrap_or(1.0);
-    // transformers truncates; the small term keeps a third of 6 from becoming 1.
-    let rotary_dim = (head_dim as f64 * partial + 1e-6) as usize;
-    if partial > 1.0 || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+fn experts(family: Family, text: &Fields) -> Result<ExpertsConfig, Error> {
+    // Which layers have no experts, in the settings of Qwen3-MoE: none in any published model.
+    let dense = text.list("mlp_only_layers")?;
+    if dense.is_some_and(|layers| !layers.is_empty())
+        || text.size("decoder_sparse_step", MAX_LAYERS)?.unwrap_or(1) != 1
+    {
+        let field = if dense.is_some_and(|layers| !layers.is_empty()) {
+            "mlp_only_layers"
+        } else {
+            "decoder_sparse_step"
+        };
         return Err(text.error(
-            "partial_rotary_factor",
-            format!("{partial} of head_dim {head_dim} is not an even width within the head"),
+            field,
+            "layers without experts among others are not supported",
         ));
     }
-    let scaling = match nested {
-        Some(nested) => scaling(&nested, rotary_dim)?,
-        None => RopeScaling::None,
+    let count = match text.size("num_experts", MAX_EXPERTS)? {
+        Some(count) => count,
+        None => text.required_size("num_local_experts", MAX_EXPERTS)?,
     };
-    Ok(RopeConfig {
-        theta,
-        rotary_dim,
-        scaling,
+    let chosen = text.required_size("num_experts_per_tok", MAX_EXPERTS)?;
+    if chosen > count {
+        let what = format!("{chosen} is more than num_experts, {count}");
+        return Err(text.error("num_experts_per_tok", what));
+    }
+    let qwen35 = family == Family::Qwen35;
+    Ok(ExpertsConfig {
+        count,
+        chosen,
+        normalised: qwen35 || text.flag("norm_topk_prob")?.unwrap_or(false),
+        shared: if qwen35 {
+            Some(text.required_size("shared_expert_intermediate_size", MAX_WIDTH)?)
+        } else {
+            None
+        },
     })
 }
-
-fn scaling(nested: &Fields, rotary_dim: usize) -> Result<RopeScaling, Error> {
-    let field = if nested.get("rope_type").is_some() {
-        "rope_type"
-    } else {
-        "type"
-    };
-    let required = |name: &str| {
-        nested
-            .positive(name)?
-            .ok_or_else(|| nested.error(name, "is missing"))
-    };
-    match nested.text(field)?.unwrap_or("default") {
-        // On text alone, all sections of mrope rotate by the same position: plain rotation.
-        "default" | "mrope" => Ok(RopeScaling::None),
-        "linear" => Ok(RopeScaling::Linear {
-            factor: required("factor")?,
-        }),
-        "llama3" => {
-            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
-            if high <= low {
-                return Err(nested.error("high_freq_factor", "must be above low_freq_factor"));
-            }
-            Ok(RopeScaling::Llama3 {
-                factor: required("factor")?,
-                low_freq_factor: low,
-                high_freq_factor: high,
-                original_max_position: nested
-                    .required_size("original_max_position_embeddings", MAX_POSITION)?,
-            })
-        }
-        FACTORS => {
-            let list = nested.list("factors")?.unwrap_or_default();
-            let positive = |value: &Value| {
-                value
-                    .as_f64()
-                    .map(|x| x as f32)
-                    .filter(|x| x.is_finite() && *x > 0.0)
-            };
-            let factors: Option<Vec<f32>> = list.iter().map(positive).collect();
-            match factors.filter(|factors| factors.len() == rotary_dim / 2) {
-                Some(factors) => Ok(RopeScaling::Factors(factors)),
-                None => Err(nested.error(
-                    "factors",
-                    format!("expected {} numbers above 0", rotary_dim / 2),
-                )),
-            }
-        }
-        other => Err(nested.error(
-            field,
-            format!("{other:?} is not supported; Kozue knows default, linear and llama3"),
-        )),
-    }
-}
-
-/// Our own name for one divisor per frequency, which config.json has no word for.
-const FACTORS: &str = "kozue_factors";
 
 fn delta(text: &Fields) -> Result<DeltaConfig, Error> {
     let delta = DeltaConfig {
@@ -336,12 +356,16 @@ fn delta(text: &Fields) -> Result<DeltaConfig, Error> {
 /// The config.json that [`ConfigFile::from_object`] reads back as `config`; transformers reads it too,
 /// save for per-frequency rotary divisors.
 pub(crate) fn config_json(config: &ModelConfig) -> Map<String, Value> {
-    let attention = &config.attention;
+    let (attention, moe) = (&config.attention, config.experts.is_some());
     let (model_type, architecture) = match config.family {
+        Family::Qwen35 if moe => ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
         Family::Qwen35 => ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+        Family::Qwen3 if moe => ("qwen3_moe", "Qwen3MoeForCausalLM"),
         Family::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
         Family::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
         Family::Llama => ("llama", "LlamaForCausalLM"),
+        Family::Mistral => ("mistral", "MistralForCausalLM"),
+        Family::Gemma3 => ("gemma3_text", "Gemma3ForCausalLM"),
     };
     let mut map = Map::new();
     let mut put = |name: &str, value: Value| map.insert(name.to_owned(), value);
@@ -349,20 +373,39 @@ pub(crate) fn config_json(config: &ModelConfig) -> Map<String, Value> {
     put("model_type", json!(model_type));
     put("vocab_size", json!(config.vocab_size));
     put("hidden_size", json!(config.hidden_size));
-    put("intermediate_size", json!(config.intermediate_size));
+    match &config.experts {
+        None => put("intermediate_size", json!(config.intermediate_size)),
+        Some(experts) => {
+            put("moe_intermediate_size", json!(config.intermediate_size));
+            put("num_experts", json!(experts.count));
+            put("num_experts_per_tok", json!(experts.chosen));
+            put("norm_topk_prob", json!(experts.normalised));
+            put("shared_expert_intermediate_size", json!(experts.shared))
+        }
+    };
     put("num_hidden_layers", json!(config.layers.len()));
     put("num_attention_heads", json!(attention.heads));
     put("num_key_value_heads", json!(attention.kv_heads));
     put("head_dim", json!(attention.head_dim));
-    put("hidden_act", json!("silu"));
+    if !config.gelu {
+        put("hidden_act", json!("silu"));
+    }
     put("rms_norm_eps", json!(shortest(config.norm_eps)));
     put("max_position_embeddings", json!(config.max_position));
     put("tie_word_embeddings", json!(config.tied));
-    put(
-        "rope_parameters",
-        rope_json(&attention.rope, attention.head_dim),
-    );
+    let rope = match config.family {
+        Family::Gemma3 => gemma3::rope_json(attention),
+        _ => rope::json(&attention.rope, attention.head_dim),
+    };
+    put("rope_parameters", rope.into());
     match config.family {
+        Family::Gemma3 => {
+            put("attention_bias", json!(attention.qkv_bias));
+            put("hidden_activation", json!("gelu_pytorch_tanh"));
+            put("query_pre_attn_scalar", json!(attention.query_scalar));
+            let window = attention.sliding.as_ref().map(|sliding| sliding.window);
+            put("sliding_window", json!(window));
+        }
         Family::Qwen35 | Family::Qwen3 => {
             put("attention_bias", json!(attention.qkv_bias));
         }
@@ -370,14 +413,21 @@ pub(crate) fn config_json(config: &ModelConfig) -> Map<String, Value> {
             put("attention_bias", json!(attention.qkv_bias));
             put("mlp_bias", json!(config.mlp_bias));
         }
+        Family::Mistral => {
+            let window = attention.sliding.as_ref().map(|sliding| sliding.window);
+            put("sliding_window", json!(window));
+        }
         Family::Qwen2 => {}
     }
-    if config.family == Family::Qwen35 {
+    if matches!(config.family, Family::Qwen35 | Family::Gemma3) {
         let kind = |mixer: &Mixer| match mixer {
             Mixer::Attention => "full_attention",
+            Mixer::Sliding => "sliding_attention",
             Mixer::Delta => "linear_attention",
         };
         put("layer_types", config.layers.iter().map(kind).collect());
+    }
+    if config.family == Family::Qwen35 {
         put("attn_output_gate", json!(true));
     }
     if let Some(delta) = &config.delta {
@@ -388,48 +438,4 @@ pub(crate) fn config_json(config: &ModelConfig) -> Map<String, Value> {
         put("linear_conv_kernel_dim", json!(delta.conv_kernel));
     }
     map
-}
-
-fn rope_json(rope: &RopeConfig, head_dim: usize) -> Value {
-    let mut map = Map::new();
-    let mut put = |name: &str, value: Value| map.insert(name.to_owned(), value);
-    put("rope_theta", json!(rope.theta));
-    if rope.rotary_dim != head_dim {
-        put(
-            "partial_rotary_factor",
-            json!(rope.rotary_dim as f64 / head_dim as f64),
-        );
-    }
-    match &rope.scaling {
-        RopeScaling::None => {
-            put("rope_type", json!("default"));
-        }
-        RopeScaling::Linear { factor } => {
-            put("rope_type", json!("linear"));
-            put("factor", json!(factor));
-        }
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position,
-        } => {
-            put("rope_type", json!("llama3"));
-            put("factor", json!(factor));
-            put("low_freq_factor", json!(low_freq_factor));
-            put("high_freq_factor", json!(high_freq_factor));
-            put(
-                "original_max_position_embeddings",
-                json!(original_max_position),
-            );
-        }
-        RopeScaling::Factors(factors) => {
-            put("rope_type", json!(FACTORS));
-            put(
-                "factors",
-                factors.iter().map(|&factor| shortest(factor)).collect(),
-            );
-        }
-    }
-    Value::Object(map)
 }

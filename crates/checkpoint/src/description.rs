@@ -5,17 +5,23 @@
 
 use kozue_kernels::KvType;
 
+use crate::layout::is_expert;
+
 /// Which published architecture the weights belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// Qwen3.5 and Qwen3.6 dense: Gated DeltaNet and gated attention, mixed.
+    /// Qwen3.5 and Qwen3.6, dense or with experts: Gated DeltaNet and gated attention, mixed.
     Qwen35,
-    /// Qwen3 dense: attention with query and key norms.
+    /// Qwen3, dense or with experts: attention with query and key norms.
     Qwen3,
     /// Qwen2 and Qwen2.5 dense: attention with query, key and value biases.
     Qwen2,
     /// Llama, and everything saved in its shape (SmolLM2).
     Llama,
+    /// Mistral 7B and those of its shape: Llama whose layers may see a window only.
+    Mistral,
+    /// Gemma 3, its text side: norms before and after each part of a layer, most layers with a window.
+    Gemma3,
 }
 
 /// What mixes tokens in a layer.
@@ -23,6 +29,8 @@ pub enum Family {
 pub enum Mixer {
     /// Softmax attention over the KV cache (`self_attn`).
     Attention,
+    /// The same over the newest positions only ([`SlidingConfig`]).
+    Sliding,
     /// Gated DeltaNet, a linear recurrence with a matrix state (`linear_attn`).
     Delta,
 }
@@ -36,6 +44,8 @@ pub struct AttentionConfig {
     pub kv_heads: usize,
     /// Width of one head.
     pub head_dim: usize,
+    /// Scores are divided by the square root of this; the head's width in most families.
+    pub query_scalar: f64,
     /// Whether q, k and v projections have biases.
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
@@ -46,6 +56,17 @@ pub struct AttentionConfig {
     /// the attention output before the output projection.
     pub gated: bool,
     /// Rotary embedding.
+    pub rope: RopeConfig,
+    /// What is other in the layers that see a window only, where there are any.
+    pub sliding: Option<SlidingConfig>,
+}
+
+/// Attention layers that see the newest positions only.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SlidingConfig {
+    /// How many positions a row sees, its own the last of them.
+    pub window: usize,
+    /// Rotary embedding of these layers.
     pub rope: RopeConfig,
 }
 
@@ -152,6 +173,19 @@ impl DeltaConfig {
     }
 }
 
+/// Shapes of a mixture of experts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExpertsConfig {
+    /// Experts that a layer chooses among.
+    pub count: usize,
+    /// How many of them a token takes.
+    pub chosen: usize,
+    /// Whether the weights of the chosen ones are made to add up to 1.
+    pub normalised: bool,
+    /// Width inside the expert that every token takes besides, where there is one.
+    pub shared: Option<usize>,
+}
+
 /// The shape of a decoder-only language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
@@ -161,8 +195,10 @@ pub struct ModelConfig {
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Width inside the gated MLP.
+    /// Width inside the gated MLP, of each expert where there are experts.
     pub intermediate_size: usize,
+    /// Mixture of experts in place of the MLP of every layer.
+    pub experts: Option<ExpertsConfig>,
     /// The mixer of every layer, first layer first.
     pub layers: Vec<Mixer>,
     /// Attention shapes.
@@ -179,12 +215,30 @@ pub struct ModelConfig {
     pub max_position: usize,
     /// Whether MLP projections have biases.
     pub mlp_bias: bool,
+    /// Whether the MLP's gate goes through GELU (tanh form) in place of SiLU.
+    pub gelu: bool,
+    /// Whether what a mixer or MLP makes is normed before it is added (`post_attention_layernorm`,
+    /// `post_feedforward_layernorm`); the norm before the MLP is then `pre_feedforward_layernorm`.
+    pub sandwich_norms: bool,
+    /// Whether embeddings are multiplied by the square root of the hidden size.
+    pub scaled_embedding: bool,
 }
 
 impl ModelConfig {
     /// How many layers mix tokens this way.
     pub fn count(&self, mixer: Mixer) -> usize {
         self.layers.iter().filter(|layer| **layer == mixer).count()
+    }
+
+    /// What one token's pass reads of the tensor `name`, of which there is `amount`: all of it, of an
+    /// expert the share of the experts that a token takes.
+    pub fn read_by_a_token(&self, name: &str, amount: u64) -> u64 {
+        match &self.experts {
+            Some(experts) if is_expert(name) => {
+                amount * experts.chosen as u64 / experts.count as u64
+            }
+            _ => amount,
+        }
     }
 
     /// Bytes that a sequence of `tokens` holds: keys and values, recurrent states, windows.
@@ -195,7 +249,8 @@ impl ModelConfig {
         };
         let attention = &self.attention;
         let position = 2 * attention.kv_heads * attention.head_dim * value;
-        let cache = (self.count(Mixer::Attention) * position) as u64;
+        let caches = self.count(Mixer::Attention) + self.count(Mixer::Sliding);
+        let cache = (caches * position) as u64;
         let state = self.delta.as_ref().map_or(0, |delta| {
             let matrix = delta.value_heads * delta.key_dim * delta.value_dim;
             let window = delta.conv_channels() * delta.conv_kernel.saturating_sub(1);

@@ -62,7 +62,7 @@ pub enum Network {
 #[derive(Clone, Debug, PartialEq)]
 pub enum DrafterKind {
     /// Proposes a block of positions in one pass.
-    DFlash(DFlashConfig),
+    DFlash(Box<DFlashConfig>),
     /// Makes the shortlists of a DFlash drafter agree.
     Weaver(WeaverConfig),
 }
@@ -258,7 +258,7 @@ fn own(
     let has = |name: &str| infos.iter().any(|info| info.name == name);
     let kind = match marks(map) {
         Some(Mark::Weaver) => DrafterKind::Weaver(weaver(path, map, has)?),
-        _ => DrafterKind::DFlash(dflash(path, map)?),
+        _ => DrafterKind::DFlash(Box::new(dflash(path, map)?)),
     };
     let packed = Resident::new(packed);
     Ok((kind, Held::Own { shards, packed }, infos))

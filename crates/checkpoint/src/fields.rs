@@ -63,6 +63,11 @@ impl<'a> Fields<'a> {
         self.map.get(name).filter(|value| !value.is_null())
     }
 
+    /// Whether `name` is there and says that there is none.
+    pub fn is_null(&self, name: &str) -> bool {
+        self.map.get(name).is_some_and(Value::is_null)
+    }
+
     pub fn error(&self, name: &str, what: impl Into<String>) -> Error {
         let dot = if self.at.is_empty() { "" } else { "." };
         Error::config(self.path, format!("{}{dot}{name}", self.at), what)

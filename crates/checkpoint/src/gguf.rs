@@ -1,4 +1,4 @@
-//! GGUF files as llama.cpp writes them, for the four families.
+//! GGUF files as llama.cpp writes them, for the known families.
 //!
 //! Tensors come out under Hugging Face's names with Hugging Face's meaning. Float tensors are
 //! mapped as they are; quantised ones are repacked for the kernels when they are asked for,
@@ -24,6 +24,7 @@ mod tokenizer;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -191,7 +192,7 @@ impl Gguf {
                     }
                 }
             }
-            self.file.release(tensor.bytes.clone());
+            self.file.release(part_bytes(place, tensor));
             copy.into()
         };
         DenseMatrix::new(kind, n, k, bytes)
@@ -217,7 +218,7 @@ impl Gguf {
         };
         let (matrix, loss) = repack::repack(&stored, form, n, k)
             .map_err(|what| Error::tensor(self.path(), &place.name, what))?;
-        self.file.release(tensor.bytes.clone());
+        self.file.release(part_bytes(place, tensor));
         let mut repacked = self
             .repacked
             .lock()
@@ -241,7 +242,7 @@ impl Gguf {
             self.row(place, tensor, index, &mut spare, &mut row)?;
             bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
         }
-        self.file.release(tensor.bytes.clone());
+        self.file.release(part_bytes(place, tensor));
         let mut unpacked = self
             .unpacked
             .lock()
@@ -355,8 +356,8 @@ impl Source for Gguf {
     }
 
     fn release(&self, name: &str) {
-        if let Ok((_, tensor)) = self.find(name) {
-            self.file.release(tensor.bytes.clone());
+        if let Ok((place, tensor)) = self.find(name) {
+            self.file.release(part_bytes(place, tensor));
         }
     }
 
@@ -429,8 +430,8 @@ fn kept(place: &Place, format: Format) -> Kept {
         Format::F32 => Kept::Dense(DenseKind::F32),
         Format::F16 => Kept::Dense(DenseKind::F16),
         Format::Bf16 => Kept::Dense(DenseKind::Bf16),
-        // Decays and rates of a recurrence: their errors add up over a whole text.
-        _ if layout::has_row_per_head(&place.name) => Kept::Unpacked,
+        // Decays and rates of a recurrence, whose errors add up over a whole text, and routers.
+        _ if layout::stays_float(&place.name) => Kept::Unpacked,
         quantised => match (regroup::form(quantised), place.columns.of_runs(GROUP)) {
             (Some(form), Some(groups)) => Kept::Packed(form, groups),
             _ => Kept::Unpacked,
@@ -465,11 +466,22 @@ fn in_memory(place: &Place, format: Format, shape: &[usize], bytes: u64) -> InMe
     }
 }
 
+/// The bytes in which a place's rows lie.
+fn part_bytes(place: &Place, tensor: &Tensor) -> Range<usize> {
+    let Some((first, count)) = place.part else {
+        return tensor.bytes.clone();
+    };
+    let row = tensor.bytes.len() / tensor.row_count().max(1);
+    let start = tensor.bytes.start + first * row;
+    start..start + count * row
+}
+
 /// The shape under Hugging Face's name.
 fn shape(tensor: &Tensor, place: &Place) -> Vec<usize> {
     let mut shape = tensor.shape.clone();
-    if place.matrix && shape.len() == 1 {
-        shape.insert(0, 1);
+    if place.matrix && shape.len() != 2 {
+        // A vector that stands for a matrix, or matrices one after the other.
+        shape = vec![tensor.row_count(), tensor.row_len()];
     }
     if let (Some((_, count)), Some(rows)) = (place.part, shape.first_mut()) {
         *rows = count;
@@ -489,7 +501,7 @@ fn check_place(path: &Path, tensor: &Tensor, place: &Place) -> Result<(), Error>
     if let Some((first, count)) = place.part
         && first + count > stored
     {
-        let what = format!("{stored} rows, but q, k and v take {}", first + count);
+        let what = format!("{stored} rows, but its parts take {}", first + count);
         return Err(wrong(what));
     }
     let columns = shape.last().copied().unwrap_or(1);

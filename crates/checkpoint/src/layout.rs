@@ -12,8 +12,8 @@ use crate::source::TensorInfo;
 pub(crate) enum Role {
     /// A matrix that makes most of a model's bytes: projections, embedding, head.
     Matrix,
-    /// A matrix with a row per head only; quantising it saves nothing and costs quality.
-    HeadMatrix,
+    /// A matrix of few rows, one a head or an expert; quantising it saves nothing and costs quality.
+    FloatMatrix,
     /// Norms, biases, convolution taps, decay parameters.
     Vector,
 }
@@ -27,14 +27,24 @@ pub(crate) struct Slot {
     pub shape: Vec<usize>,
 }
 
-/// Whether this is the name of a [`Role::HeadMatrix`].
-pub(crate) fn has_row_per_head(name: &str) -> bool {
+/// Whether this is the name of a [`Role::FloatMatrix`].
+pub(crate) fn stays_float(name: &str) -> bool {
     [
         ".linear_attn.in_proj_a.weight",
         ".linear_attn.in_proj_b.weight",
+        ".mlp.gate.weight",
+        ".mlp.shared_expert_gate.weight",
     ]
     .iter()
     .any(|end| name.ends_with(end))
+}
+
+/// What the names of all experts' tensors have after their layer's.
+const EXPERTS: &str = ".mlp.experts.";
+
+/// Whether this is the name of a tensor of one of the experts that a token chooses among.
+pub(crate) fn is_expert(name: &str) -> bool {
+    name.contains(EXPERTS)
 }
 
 /// Start of the names of a multi-token prediction head, which only drafting uses.
@@ -82,11 +92,11 @@ impl Slots {
         }
     }
 
-    fn head_matrix(&mut self, name: &str, n: usize, k: usize) {
+    fn float_matrix(&mut self, name: &str, n: usize, k: usize) {
         let name = format!("{name}.weight");
         self.0.push(Slot {
             name,
-            role: Role::HeadMatrix,
+            role: Role::FloatMatrix,
             shape: vec![n, k],
         });
     }
@@ -103,14 +113,34 @@ impl Slots {
         let hidden = config.hidden_size;
         self.vector(format!("{at}.input_layernorm.weight"), &[hidden]);
         match mixer {
-            Mixer::Attention => self.attention(&format!("{at}.self_attn"), config),
+            Mixer::Attention | Mixer::Sliding => self.attention(&format!("{at}.self_attn"), config),
             Mixer::Delta => self.delta(&format!("{at}.linear_attn"), config),
         }
         self.vector(format!("{at}.post_attention_layernorm.weight"), &[hidden]);
-        let (inner, bias) = (config.intermediate_size, config.mlp_bias);
-        self.matrix(&format!("{at}.mlp.gate_proj"), inner, hidden, bias);
-        self.matrix(&format!("{at}.mlp.up_proj"), inner, hidden, bias);
-        self.matrix(&format!("{at}.mlp.down_proj"), hidden, inner, bias);
+        if config.sandwich_norms {
+            for norm in ["pre_feedforward_layernorm", "post_feedforward_layernorm"] {
+                self.vector(format!("{at}.{norm}.weight"), &[hidden]);
+            }
+        }
+        let inner = config.intermediate_size;
+        let Some(experts) = &config.experts else {
+            return self.mlp(&format!("{at}.mlp"), inner, config);
+        };
+        self.float_matrix(&format!("{at}.mlp.gate"), experts.count, hidden);
+        for expert in 0..experts.count {
+            self.mlp(&format!("{at}{EXPERTS}{expert}"), inner, config);
+        }
+        if let Some(inner) = experts.shared {
+            self.float_matrix(&format!("{at}.mlp.shared_expert_gate"), 1, hidden);
+            self.mlp(&format!("{at}.mlp.shared_expert"), inner, config);
+        }
+    }
+
+    fn mlp(&mut self, at: &str, inner: usize, config: &ModelConfig) {
+        let (hidden, bias) = (config.hidden_size, config.mlp_bias);
+        self.matrix(&format!("{at}.gate_proj"), inner, hidden, bias);
+        self.matrix(&format!("{at}.up_proj"), inner, hidden, bias);
+        self.matrix(&format!("{at}.down_proj"), hidden, inner, bias);
     }
 
     fn attention(&mut self, at: &str, config: &ModelConfig) {
@@ -146,8 +176,8 @@ impl Slots {
         let mixed = 2 * delta.key_heads * delta.key_dim + values;
         self.matrix(&format!("{at}.in_proj_qkv"), mixed, hidden, false);
         self.matrix(&format!("{at}.in_proj_z"), values, hidden, false);
-        self.head_matrix(&format!("{at}.in_proj_a"), delta.value_heads, hidden);
-        self.head_matrix(&format!("{at}.in_proj_b"), delta.value_heads, hidden);
+        self.float_matrix(&format!("{at}.in_proj_a"), delta.value_heads, hidden);
+        self.float_matrix(&format!("{at}.in_proj_b"), delta.value_heads, hidden);
         self.vector(
             format!("{at}.conv1d.weight"),
             &[mixed, 1, delta.conv_kernel],
@@ -170,7 +200,7 @@ pub(crate) fn check(path: &Path, config: &ModelConfig, found: &[TensorInfo]) -> 
         let info = held.get(slot.name.as_str()).filter(|info| !info.aside);
         let info = info.ok_or_else(|| Error::missing(path, &slot.name))?;
         let same = match slot.role {
-            Role::Matrix | Role::HeadMatrix => info.shape == slot.shape,
+            Role::Matrix | Role::FloatMatrix => info.shape == slot.shape,
             // Formats differ in whether they keep the middle 1 of a depthwise convolution.
             Role::Vector => squeezed(&info.shape).eq(squeezed(&slot.shape)),
         };

@@ -17,6 +17,7 @@ mod export;
 mod fields;
 mod fingerprint;
 mod float8;
+mod fused_experts;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -19,7 +19,7 @@ use kozue_kernels::{
 use crate::affine::Slice;
 use crate::error::Error;
 use crate::kozue::format_name;
-use crate::layout::has_row_per_head;
+use crate::layout::stays_float;
 use crate::shards::Shards;
 use crate::source::{CodeRows, InMemory, Note, TensorInfo};
 use crate::stored::{Found, Place, Stored};
@@ -80,8 +80,8 @@ impl Placed {
         {
             return Kept::Dense(first);
         }
-        if has_row_per_head(name) {
-            // Decays and rates of a recurrence: their errors add up over a whole text.
+        if stays_float(name) {
+            // Decays and rates of a recurrence, whose errors add up over a whole text, and routers.
             return Kept::Dense(DenseKind::F32);
         }
         let form = |stored: &Stored| match stored {

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::fields::{Fields, exists, read_object};
+use crate::fused_experts;
 use crate::layout::MTP;
 use crate::safetensors::{Dtype, Entry, SafetensorsFile};
 use crate::source::{InMemory, TensorInfo};
@@ -52,13 +53,16 @@ impl Shards {
             for (stored, entry) in &file.header.entries {
                 let name = plain_name(stored).into_owned();
                 let aside = is_aside(&name, tied);
-                let placed = Placed {
-                    file: number,
-                    entry: entry.clone(),
-                    aside,
-                };
-                if tensors.insert(name, placed).is_some() {
-                    return Err(Error::tensor(file.path(), stored, "is there twice"));
+                let parts = fused_experts::parts(&name, entry);
+                for (name, entry) in parts.unwrap_or_else(|| vec![(name, entry.clone())]) {
+                    let placed = Placed {
+                        file: number,
+                        entry,
+                        aside,
+                    };
+                    if tensors.insert(name, placed).is_some() {
+                        return Err(Error::tensor(file.path(), stored, "is there twice"));
+                    }
                 }
             }
         }
@@ -251,6 +255,10 @@ fn plain_name(stored: &str) -> Cow<'_, str> {
 /// Whether a tensor belongs to a part that plain text generation does not use.
 fn is_aside(name: &str, tied: bool) -> bool {
     name.starts_with("model.visual.")
+        || name.starts_with("model.vision_tower.")
+        || name.starts_with("model.multi_modal_projector.")
+        || name.starts_with("vision_tower.")
+        || name.starts_with("multi_modal_projector.")
         || name.starts_with("visual.")
         || name.starts_with(MTP)
         || name.starts_with("model.mtp.")

@@ -382,8 +382,8 @@ fn settings_of_wrong_type_or_size() {
         "use_sliding_window: sliding windows are not supported",
     );
     says(
-        &[("model_type", json!("qwen3_5_moe"))],
-        "model_type: \"qwen3_5_moe\" is not supported; Kozue runs",
+        &[("model_type", json!("mixtral"))],
+        "model_type: \"mixtral\" is not supported; Kozue runs",
     );
     says(
         &[("model_type", json!(null))],

@@ -259,8 +259,8 @@ fn models() {
         }
     };
     says(
-        set("general.architecture", text("gemma3")),
-        "general.architecture: gemma3 is not supported",
+        set("general.architecture", text("gemma2")),
+        "general.architecture: gemma2 is not supported",
     );
     says(
         set("general.architecture", Meta::U32(1)),
@@ -294,7 +294,7 @@ fn models() {
     );
     says(
         set("llama.expert_count", Meta::U32(8)),
-        "mixtures of experts are not supported",
+        "not supported with a mixture of experts",
     );
     says(
         set("llama.rope.scaling.type", text("yarn")),

@@ -271,12 +271,12 @@ fn layers_are_mixed_by_list_or_by_interval() {
         "qwen35.attention.recurrent_layers",
         Meta::Bools(vec![false, true]),
     );
-    gguf_file::assert_says(&file, "160 rows, but q, k and v take 192");
+    gguf_file::assert_says(&file, "160 rows, but its parts take 192");
     file.set("qwen35.attention.recurrent_layers", Meta::Bools(vec![]));
     gguf_file::assert_says(&file, "recurrent_layers: 0 entries for 1 layers");
     file.unset("qwen35.attention.recurrent_layers");
     file.set("qwen35.full_attention_interval", Meta::U32(1));
-    gguf_file::assert_says(&file, "160 rows, but q, k and v take 192");
+    gguf_file::assert_says(&file, "160 rows, but its parts take 192");
     file.unset("qwen35.full_attention_interval");
     // A block that predicts ahead is no layer.
     file.set("qwen35.block_count", Meta::U32(2));

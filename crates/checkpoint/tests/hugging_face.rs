@@ -1,4 +1,4 @@
-//! Hugging Face directories of all four families: every setting and tensor arrives as meant.
+//! Hugging Face directories of several families: every setting and tensor arrives as meant.
 #![allow(missing_docs)]
 
 mod support;
@@ -38,11 +38,13 @@ fn llama_with_old_rope_settings() {
             vocab_size: 96,
             hidden_size: 64,
             intermediate_size: 160,
+            experts: None,
             layers: vec![Mixer::Attention; 2],
             attention: AttentionConfig {
                 heads: 4,
                 kv_heads: 2,
                 head_dim: 16,
+                query_scalar: 16.0,
                 qkv_bias: false,
                 output_bias: false,
                 qk_norm: false,
@@ -57,6 +59,7 @@ fn llama_with_old_rope_settings() {
                         original_max_position: 8192,
                     },
                 },
+                sliding: None,
             },
             delta: None,
             norm_eps: 1e-5,
@@ -64,6 +67,9 @@ fn llama_with_old_rope_settings() {
             tied: false,
             max_position: 512,
             mlp_bias: false,
+            gelu: false,
+            sandwich_norms: false,
+            scaled_embedding: false,
         }
     );
     assert_eq!(description.generation.eos, [2]);

@@ -4,7 +4,9 @@ use crate::cli::InspectArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
 use crate::panel::bytes;
-use kozue_checkpoint::description::{Family, Mixer, ModelConfig, RopeScaling};
+use kozue_checkpoint::description::{
+    ExpertsConfig, Family, Mixer, ModelConfig, RopeScaling, SlidingConfig,
+};
 use kozue_checkpoint::{Checkpoint, Description, Drafter, DrafterKind, InMemory, TensorInfo};
 use kozue_engine::speculation::drafter_folders;
 use serde_json::{Value, json};
@@ -103,6 +105,8 @@ struct View<'a> {
     /// (tokens, bytes that a sequence of this length holds)
     contexts: Vec<(usize, u64)>,
     weights: u64,
+    /// Weights that one token's pass uses.
+    active: u64,
     weight_bytes: u64,
     /// Bytes of the weights in a model that runs.
     memory_bytes: u64,
@@ -114,8 +118,10 @@ impl<'a> View<'a> {
         let config = &description.config;
         let tensors = checkpoint.tensors();
         let used = || tensors.iter().filter(|tensor| !tensor.aside);
-        let weights = used()
-            .map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>())
+        let size = |t: &TensorInfo| t.shape.iter().map(|n| *n as u64).product::<u64>();
+        let weights = used().map(|t| size(t)).sum();
+        let active = used()
+            .map(|t| config.read_by_a_token(&t.name, size(t)))
             .sum();
         let weight_bytes = used().map(|tensor| tensor.bytes).sum();
         let memory_bytes = used().map(|tensor| tensor.memory.bytes).sum();
@@ -136,6 +142,7 @@ impl<'a> View<'a> {
                 .map(|n| (*n, config.sequence_bytes(args.kv.into(), *n)))
                 .collect(),
             weights,
+            active,
             weight_bytes,
             memory_bytes,
             tensors,
@@ -157,7 +164,10 @@ impl<'a> View<'a> {
         line("architecture", family(config.family).into());
         line("layers", layers(config));
         line("hidden size", config.hidden_size.to_string());
-        line("mlp size", config.intermediate_size.to_string());
+        match &config.experts {
+            None => line("mlp size", config.intermediate_size.to_string()),
+            Some(shape) => line("experts", experts(shape, config.intermediate_size)),
+        }
         line("attention", attention(config));
         if let Some(delta) = &config.delta {
             line(
@@ -194,8 +204,12 @@ impl<'a> View<'a> {
         line(
             "weights",
             format!(
-                "{}, {}, {:.2} bits per weight",
+                "{}{}, {}, {:.2} bits per weight",
                 count(self.weights),
+                match &config.experts {
+                    None => String::new(),
+                    Some(_) => format!(" ({} for a token)", count(self.active)),
+                },
                 bytes(self.weight_bytes),
                 self.bits_per_weight()
             ),
@@ -281,6 +295,7 @@ impl<'a> View<'a> {
             "architecture": family(config.family),
             "layers": config.layers.len(),
             "attention_layers": config.count(Mixer::Attention),
+            "sliding_layers": config.count(Mixer::Sliding),
             "delta_layers": config.count(Mixer::Delta),
             "hidden_size": config.hidden_size,
             "intermediate_size": config.intermediate_size,
@@ -288,7 +303,13 @@ impl<'a> View<'a> {
             "tied": config.tied,
             "max_position": config.max_position,
             "chat_template": self.description.chat_template.is_some(),
+            "experts": config.experts.as_ref().map(|experts| json!({
+                "count": experts.count,
+                "chosen": experts.chosen,
+                "shared_size": experts.shared,
+            })),
             "weights": self.weights,
+            "active_weights": self.active,
             "weight_bytes": self.weight_bytes,
             "weight_memory_bytes": self.memory_bytes,
             "bits_per_weight": self.bits_per_weight(),
@@ -353,18 +374,34 @@ fn family(family: Family) -> &'static str {
         Family::Qwen3 => "Qwen3",
         Family::Qwen2 => "Qwen2",
         Family::Llama => "Llama",
+        Family::Mistral => "Mistral",
+        Family::Gemma3 => "Gemma 3",
     }
 }
 
 fn layers(config: &ModelConfig) -> String {
-    let (attention, delta) = (config.count(Mixer::Attention), config.count(Mixer::Delta));
-    match delta {
-        0 => attention.to_string(),
-        _ => format!(
-            "{} ({delta} gated deltanet, {attention} attention)",
-            attention + delta
+    let all = config.layers.len();
+    let of = |mixer| config.count(mixer);
+    let attention = of(Mixer::Attention);
+    match (of(Mixer::Delta), &config.attention.sliding) {
+        (0, None) => all.to_string(),
+        (0, Some(SlidingConfig { window, .. })) => format!(
+            "{all} ({} see {window} tokens, {attention} see all)",
+            of(Mixer::Sliding)
         ),
+        (delta, _) => format!("{all} ({delta} gated deltanet, {attention} attention)"),
     }
+}
+
+fn experts(shape: &ExpertsConfig, inner: usize) -> String {
+    let shared = match shape.shared {
+        None => String::new(),
+        Some(inner) => format!(", and one of size {inner} for every token"),
+    };
+    format!(
+        "{} a layer of mlp size {inner}, {} for a token{shared}",
+        shape.count, shape.chosen
+    )
 }
 
 fn attention(config: &ModelConfig) -> String {

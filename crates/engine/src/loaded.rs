@@ -280,14 +280,15 @@ fn own_bytes(checkpoint: &Checkpoint) -> u64 {
     own.map(|tensor| tensor.memory.bytes).sum()
 }
 
-/// All tensors in use, but of an embedding table that is not the head too only single rows.
+/// What a token's pass reads: all tensors in use, of experts those that a token takes, but of an
+/// embedding table that is not the head too only single rows.
 fn bytes_per_pass(checkpoint: &Checkpoint) -> u64 {
-    let tied = checkpoint.description().config.tied;
-    let read = |name: &str| tied || name != "model.embed_tokens.weight";
+    let config = &checkpoint.description().config;
+    let read = |name: &str| config.tied || name != "model.embed_tokens.weight";
     let tensors = checkpoint.tensors();
     tensors
         .iter()
         .filter(|tensor| !tensor.aside && read(&tensor.name))
-        .map(|t| t.memory.bytes)
+        .map(|tensor| config.read_by_a_token(&tensor.name, tensor.memory.bytes))
         .sum()
 }

@@ -12,6 +12,18 @@ use crate::rows::{Heads, Shared, for_rows};
 /// # Panics
 /// If the lengths do not fit.
 pub fn silu_mul(cpu: &Cpu, gate_up: &[f32], width: usize, out: &mut [f32]) {
+    gate_mul::<false>(cpu, gate_up, width, out);
+}
+
+/// GeGLU, as [`silu_mul`] with the tanh form of GELU (Hendrycks and Gimpel, arXiv 1606.08415).
+///
+/// # Panics
+/// If the lengths do not fit.
+pub fn gelu_mul(cpu: &Cpu, gate_up: &[f32], width: usize, out: &mut [f32]) {
+    gate_mul::<true>(cpu, gate_up, width, out);
+}
+
+fn gate_mul<const GELU: bool>(cpu: &Cpu, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(
         gate_up.len(),
         2 * out.len(),
@@ -24,7 +36,7 @@ pub fn silu_mul(cpu: &Cpu, gate_up: &[f32], width: usize, out: &mut [f32]) {
             // SAFETY: rows are disjoint.
             let out = unsafe { out.part(row * width..(row + 1) * width) };
             let (gate, up) = gate_up[2 * row * width..2 * (row + 1) * width].split_at(width);
-            dispatch(cpu.isa(), SiluMul { gate, up, out });
+            dispatch(cpu.isa(), GateMul::<GELU> { gate, up, out });
         }
     });
 }
@@ -59,20 +71,21 @@ pub fn add_assign(cpu: &Cpu, x: &mut [f32], y: &[f32]) {
     });
 }
 
-struct SiluMul<'a> {
+struct GateMul<'a, const GELU: bool> {
     gate: &'a [f32],
     up: &'a [f32],
     out: &'a mut [f32],
 }
 
-impl Kernel for SiluMul<'_> {
+impl<const GELU: bool> Kernel for GateMul<'_, GELU> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let parts = self.gate.chunks(LANES).zip(self.up.chunks(LANES));
         for ((gate, up), out) in parts.zip(self.out.chunks_mut(LANES)) {
-            let gate = s.silu(s.load_slice(gate));
+            let gate = s.load_slice(gate);
+            let gate = if GELU { s.gelu(gate) } else { s.silu(gate) };
             s.store_slice(s.mul(gate, s.load_slice(up)), out);
         }
     }
@@ -122,22 +135,44 @@ mod tests {
         1.0 / (1.0 + (-x as f64).exp())
     }
 
+    fn gelu(x: f64) -> f64 {
+        let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+        0.5 * x * (1.0 + u.tanh())
+    }
+
+    #[test]
+    fn gelu_holds_at_the_ends() {
+        for cpu in cpus() {
+            let mut out = [1.0; 3];
+            gelu_mul(&cpu, &[-60.0, 0.0, 60.0, 1.0, 1.0, 1.0], 3, &mut out);
+            assert!(out[0].abs() < 1e-30 && out[1] == 0.0, "{out:?}");
+            assert_eq!(out[2], 60.0);
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
         #[test]
-        fn silu_mul_matches_for_any_rows(m in 1usize..30, width in 1usize..300, seed: u64) {
+        fn gates_of_mlps_match_for_any_rows(
+            m in 1usize..30, width in 1usize..300, is_gelu: bool, seed: u64,
+        ) {
             let x = values(seed, 2 * m * width, 6.0);
+            let gated = if is_gelu { gelu_mul } else { silu_mul };
+            let gate = |x: f32| match is_gelu {
+                true => gelu(x.into()),
+                false => x as f64 * sigmoid(x),
+            };
             let expected: Vec<f64> = x.chunks(2 * width)
-                .flat_map(|x| (0..width).map(|i| x[i] as f64 * sigmoid(x[i]) * x[width + i] as f64))
+                .flat_map(|x| (0..width).map(|i| gate(x[i]) * x[width + i] as f64))
                 .collect();
             let mut first: Option<Vec<f32>> = None;
             for cpu in cpus() {
                 let mut out = vec![0.0; m * width];
-                silu_mul(&cpu, &x, width, &mut out);
+                gated(&cpu, &x, width, &mut out);
                 assert_close(&out, &expected, 1e-6);
                 for (x, out) in x.chunks(2 * width).zip(out.chunks(width)) {
                     let mut one = vec![0.0; width];
-                    silu_mul(&cpu, x, width, &mut one);
+                    gated(&cpu, x, width, &mut one);
                     prop_assert_eq!(&one, out);
                 }
                 prop_assert_eq!(first.get_or_insert_with(|| out.clone()), &out);

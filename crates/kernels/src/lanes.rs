@@ -140,6 +140,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
         self.div(x, self.add(self.splat(1.0), e))
     }
 
+    /// x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is x * sigmoid(2 u).
+    #[inline(always)]
+    fn gelu(self, x: Self::V) -> Self::V {
+        // -2 sqrt(2 / pi)
+        const FACTOR: f32 = -1.595_769;
+        let cubic = self.mul_add(self.mul(x, x), self.splat(0.044_715), self.splat(1.0));
+        let e = self.exp(self.mul(self.mul(self.splat(FACTOR), x), cubic));
+        self.div(x, self.add(self.splat(1.0), e))
+    }
+
     /// ln(1 + e^x) = max(x, 0) + ln(1 + y) with y = e^-|x|, and ln(1 + y) = 2 atanh(y / (2 + y))
     /// by its series: the argument is at most 1/3, so eight terms leave less than 1e-8.
     #[inline(always)]

@@ -41,12 +41,13 @@ mod memory;
 mod norm;
 mod product;
 mod rope;
+mod route;
 mod rows;
 mod stored;
 #[cfg(test)]
 mod testing;
 
-pub use activation::{add_assign, sigmoid_mul, silu_mul};
+pub use activation::{add_assign, gelu_mul, sigmoid_mul, silu_mul};
 pub use attention::{Visible, attention};
 pub use conv::{Conv, ConvState};
 pub use delta::{
@@ -57,5 +58,6 @@ pub use kv_cache::{KvCache, KvType};
 pub use memory::{available_memory, obtainable_memory};
 pub use norm::{add_rms_norm, gated_norm, l2_norm_heads, rms_norm, rms_norm_heads};
 pub use rope::Rope;
+pub use route::{Choice, add_weighted, route, sigmoid};
 pub use rows::Heads;
 pub use stored::Page;

@@ -1,5 +1,5 @@
 //! Softmax attention with grouped query heads, rotary positions, and, where the family has them,
-//! query and key norms and an output gate (Qwen3.5's gated attention).
+//! query and key norms, an output gate (Qwen3.5's gated attention) and a sliding window.
 
 use std::sync::Arc;
 
@@ -17,6 +17,8 @@ use crate::state::LayerState;
 
 pub(crate) struct Attention {
     norm_eps: f32,
+    /// Factor of every score.
+    scale: f32,
     /// Per query head [query | gate] or [query], then keys, then values.
     qkv: Linear,
     q_at: Heads,
@@ -27,9 +29,12 @@ pub(crate) struct Attention {
     q_norm: Option<Vec<f32>>,
     k_norm: Option<Vec<f32>>,
     rope: Arc<Rope>,
+    /// How many positions a row sees, its own the last of them; all if there is no window.
+    window: Option<usize>,
 }
 
 impl Attention {
+    /// Attention with the layer's own rotation, without a window.
     pub(crate) fn load(
         tensors: &impl Tensors,
         config: &ModelConfig,
@@ -59,6 +64,7 @@ impl Attention {
             k_at: at(q_width, shape.kv_heads, head),
             v_at: at(q_width + kv_width, shape.kv_heads, head),
             norm_eps: config.norm_eps,
+            scale: (shape.query_scalar as f32).powf(-0.5),
             qkv: projection(
                 tensors,
                 prefix,
@@ -80,7 +86,16 @@ impl Attention {
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
             rope,
+            window: None,
         })
+    }
+
+    /// The same over the newest positions only.
+    pub(crate) fn within(self, window: usize) -> Self {
+        Self {
+            window: Some(window),
+            ..self
+        }
     }
 
     pub(crate) fn new_state(&self, kv: KvType) -> LayerState {
@@ -110,7 +125,7 @@ impl Attention {
         let mut mixed = cpu.scratch(rows * mixed_at.row);
         for (span, part, len, cache) in parts.iter_mut() {
             let paths = paths(part, *len);
-            let visible = visible(part, span.len(), *len, &paths);
+            let visible = visible(part, span.len(), *len, self.window, &paths);
             let out = span.of_mut(&mut mixed, mixed_at.row);
             self.mix(cpu, cache, *len, span.of(&qkv, width), &visible, out);
         }
@@ -206,8 +221,7 @@ impl Attention {
         out: &mut [f32],
     ) {
         cache.write_rows(cpu, first, (qkv, self.k_at), (qkv, self.v_at));
-        let scale = (self.q_at.dim as f32).powf(-0.5);
-        attention(cpu, cache, (qkv, self.q_at), visible, scale, out);
+        attention(cpu, cache, (qkv, self.q_at), visible, self.scale, out);
     }
 
     /// Gate, where there is one, and output projection.
@@ -262,27 +276,35 @@ fn paths(part: &Rows<'_>, len: usize) -> Vec<Vec<u32>> {
     }
 }
 
-/// What every row of a segment sees: all committed positions, then its own path.
+/// What every row of a segment sees: all committed positions, then its own path; of both only what
+/// the window reaches.
 fn visible<'p>(
     part: &Rows<'_>,
     rows: usize,
     len: usize,
+    window: Option<usize>,
     paths: &'p [Vec<u32>],
 ) -> Vec<Visible<'p>> {
+    // The first position that the last of `seen` positions sees.
+    let first = |seen: usize| window.map_or(0, |window| seen.saturating_sub(window));
     match part {
         Rows::Chain(_) => (0..rows)
             .map(|row| Visible {
-                first: 0,
+                first: first(len + row + 1),
                 prefix: len + row + 1,
                 tail: &[],
             })
             .collect(),
         Rows::Tree(_) => paths
             .iter()
-            .map(|tail| Visible {
-                first: 0,
-                prefix: len,
-                tail,
+            .map(|path| {
+                let first = first(len + path.len());
+                let (_, tail) = path.split_at(first.saturating_sub(len));
+                Visible {
+                    first,
+                    prefix: len.max(first),
+                    tail,
+                }
             })
             .collect(),
     }

@@ -24,7 +24,7 @@ use crate::{Error, Model};
 
 /// The weights of a DFlash drafter.
 pub struct DFlash {
-    config: DFlashConfig,
+    config: Box<DFlashConfig>,
     kv: KvType,
     /// The target's embedding of a position to be drafted.
     mask: Vec<f32>,
@@ -144,7 +144,12 @@ impl DFlash {
                     keys_and_values: attention.keys_and_values()?,
                     attention,
                     post_norm: norm(&format!("{prefix}.post_attention_layernorm"), hidden)?,
-                    mlp: Mlp::load(drafter, shape, &format!("{prefix}.mlp"))?,
+                    mlp: Mlp::load(
+                        drafter,
+                        shape,
+                        &format!("{prefix}.mlp"),
+                        shape.intermediate_size,
+                    )?,
                 })
             })
             .collect::<Result<_, Error>>()?;

@@ -16,6 +16,7 @@ mod attention;
 mod delta;
 mod dflash;
 mod error;
+mod experts;
 mod mlp;
 mod model;
 mod mtp;

@@ -4,15 +4,16 @@ use std::sync::Arc;
 
 use kozue_checkpoint::{
     Checkpoint, Tensors,
-    description::{Mixer, ModelConfig},
+    description::{Mixer, ModelConfig, RopeConfig},
 };
 use kozue_kernels::{
-    Cpu, KvType, Linear, Matrix, Rope, add_assign, add_rms_norm, linear, rms_norm,
+    Cpu, Heads, KvType, Linear, Matrix, Rope, add_assign, add_rms_norm, linear, rms_norm,
+    rms_norm_heads,
 };
 
 use crate::attention::Attention;
 use crate::delta::{self, Delta, Kept};
-use crate::mlp::Mlp;
+use crate::mlp::FeedForward;
 use crate::pass::{Outputs, PassOutput, Rows, Segment, Span};
 use crate::state::LayerState;
 use crate::{Error, State};
@@ -34,13 +35,42 @@ pub struct Model {
 pub(crate) struct Layer {
     input_norm: Vec<f32>,
     mixer: Weights,
+    /// Of what the mixer made, where the family has it.
+    mixed_norm: Option<Vec<f32>>,
     post_norm: Vec<f32>,
-    mlp: Mlp,
+    mlp: FeedForward,
+    /// Of what the MLP made, where the family has it.
+    made_norm: Option<Vec<f32>>,
 }
 
 enum Weights {
     Attention(Attention),
     Delta(Delta),
+}
+
+/// What layers share: the rotations of those that see everything, and of those that see a window.
+pub(crate) struct Ropes {
+    full: Arc<Rope>,
+    sliding: Option<(Arc<Rope>, usize)>,
+}
+
+impl Ropes {
+    pub(crate) fn new(config: &ModelConfig) -> Self {
+        let rope = |rope: &RopeConfig| {
+            Arc::new(Rope::new(rope.inverse_frequencies(), config.max_position))
+        };
+        let full = rope(&config.attention.rope);
+        let sliding = config.attention.sliding.as_ref().map(|sliding| {
+            let same = sliding.rope == config.attention.rope;
+            let rope = if same {
+                full.clone()
+            } else {
+                rope(&sliding.rope)
+            };
+            (rope, sliding.window)
+        });
+        Self { full, sliding }
+    }
 }
 
 impl Model {
@@ -50,10 +80,7 @@ impl Model {
     /// If a tensor is missing, extra, misshapen or of a type that its place cannot take.
     pub fn load(checkpoint: &Checkpoint, kv: KvType) -> Result<Self, Error> {
         let config = checkpoint.description().config.clone();
-        let rope = Arc::new(Rope::new(
-            config.attention.rope.inverse_frequencies(),
-            config.max_position,
-        ));
+        let ropes = Ropes::new(&config);
         let embedding = checkpoint.matrix(
             "model.embed_tokens.weight",
             config.vocab_size,
@@ -63,7 +90,7 @@ impl Model {
             .layers
             .iter()
             .enumerate()
-            .map(|(index, mixer)| Layer::load(checkpoint, &config, index, *mixer, &rope))
+            .map(|(index, mixer)| Layer::load(checkpoint, &config, index, *mixer, &ropes))
             .collect::<Result<_, _>>()?;
         let norm = norm_weight(checkpoint, &config, "model.norm", config.hidden_size)?;
         let head = if config.tied {
@@ -112,8 +139,13 @@ impl Model {
                 vocab_size: self.config.vocab_size,
             });
         }
-        self.embedding.row_into(token as usize, out);
+        self.embedding_row(token, out);
         Ok(())
+    }
+
+    fn embedding_row(&self, token: u32, out: &mut [f32]) {
+        self.embedding.row_into(token as usize, out);
+        scale_embedding(&self.config, out);
     }
 
     /// The head: logits of hidden states that the output norm has seen, rows x vocabulary.
@@ -185,7 +217,7 @@ impl Model {
         let mut x = cpu.scratch(rows * hidden);
         let tokens = segments.iter().flat_map(|segment| segment.rows.tokens());
         for (&token, row) in tokens.zip(x.chunks_exact_mut(hidden)) {
-            self.embedding.row_into(token as usize, row);
+            self.embedding_row(token, row);
         }
         let mut features = cpu.scratch(rows * hidden * wanted.taps.len());
         let mut normed = cpu.scratch(rows * hidden);
@@ -312,7 +344,7 @@ impl Layer {
     ) {
         let (place, spans) = (of.place, of.spans);
         let rows = spans.last().map_or(0, |span| span.end);
-        let mixed = match &self.mixer {
+        let mut mixed = match &self.mixer {
             Weights::Attention(attention) => {
                 let parts = of.segments.iter_mut().zip(spans);
                 let mut parts: Vec<_> = parts
@@ -344,9 +376,17 @@ impl Layer {
                 delta.forward(cpu, of.normed, rows, &mut parts, of.kept)
             }
         };
+        let norm = |made: &mut [f32], weight: &Option<Vec<f32>>| {
+            if let Some(weight) = weight {
+                let whole = Heads::packed(1, self.post_norm.len());
+                rms_norm_heads(cpu, made, whole, weight, eps);
+            }
+        };
+        norm(&mut mixed, &self.mixed_norm);
         add_rms_norm(cpu, of.x, &mixed, &self.post_norm, eps, of.normed);
         drop(mixed);
-        let out = self.mlp.forward(cpu, of.normed, rows);
+        let mut out = self.mlp.forward(cpu, of.normed, rows);
+        norm(&mut out, &self.made_norm);
         match next {
             Some(next) => add_rms_norm(cpu, of.x, &out, next, eps, of.normed),
             None => add_assign(cpu, of.x, &out),
@@ -369,7 +409,7 @@ impl Layer {
         config: &ModelConfig,
         index: usize,
         mixer: Mixer,
-        rope: &Arc<Rope>,
+        ropes: &Ropes,
     ) -> Result<Self, Error> {
         let prefix = format!("model.layers.{index}");
         let norm = |name: &str| {
@@ -380,24 +420,50 @@ impl Layer {
                 config.hidden_size,
             )
         };
+        let sandwich = |name: &str| match config.sandwich_norms {
+            true => norm(name).map(Some),
+            false => Ok(None),
+        };
+        let attention = |rope: &Arc<Rope>| {
+            let prefix = format!("{prefix}.self_attn");
+            Attention::load(checkpoint, config, &prefix, rope.clone())
+        };
         Ok(Self {
             input_norm: norm("input_layernorm")?,
             mixer: match mixer {
-                Mixer::Attention => Weights::Attention(Attention::load(
-                    checkpoint,
-                    config,
-                    &format!("{prefix}.self_attn"),
-                    rope.clone(),
-                )?),
+                Mixer::Attention => Weights::Attention(attention(&ropes.full)?),
+                Mixer::Sliding => match &ropes.sliding {
+                    Some((rope, window)) => Weights::Attention(attention(rope)?.within(*window)),
+                    None => {
+                        return Err(Error::Layer {
+                            name: prefix.clone(),
+                            reason: "the configuration has no window".to_string(),
+                        });
+                    }
+                },
                 Mixer::Delta => Weights::Delta(Delta::load(
                     checkpoint,
                     config,
                     &format!("{prefix}.linear_attn"),
                 )?),
             },
-            post_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::load(checkpoint, config, &format!("{prefix}.mlp"))?,
+            mixed_norm: sandwich("post_attention_layernorm")?,
+            post_norm: norm(if config.sandwich_norms {
+                "pre_feedforward_layernorm"
+            } else {
+                "post_attention_layernorm"
+            })?,
+            made_norm: sandwich("post_feedforward_layernorm")?,
+            mlp: FeedForward::load(checkpoint, config, &format!("{prefix}.mlp"))?,
         })
+    }
+}
+
+/// A row of the embedding as the first layer takes it.
+pub(crate) fn scale_embedding(config: &ModelConfig, row: &mut [f32]) {
+    if config.scaled_embedding {
+        let scale = (config.hidden_size as f32).sqrt();
+        row.iter_mut().for_each(|value| *value *= scale);
     }
 }
 

@@ -17,7 +17,7 @@ use kozue_checkpoint::Checkpoint;
 use kozue_kernels::{Cpu, KvCache, KvType, Linear, Rope, Scratch, add_rms_norm, linear, rms_norm};
 
 use crate::attention::Attention;
-use crate::mlp::Mlp;
+use crate::mlp::FeedForward;
 use crate::model::{norm_weight, projection};
 use crate::pass::{Rows, Span};
 use crate::stored::Footprint;
@@ -47,7 +47,7 @@ pub struct Mtp {
     input_norm: Vec<f32>,
     attention: Attention,
     post_norm: Vec<f32>,
-    mlp: Mlp,
+    mlp: FeedForward,
     norm: Vec<f32>,
 }
 
@@ -118,7 +118,7 @@ impl Mtp {
             input_norm: norm("mtp.layers.0.input_layernorm")?,
             attention: Attention::load(checkpoint, config, "mtp.layers.0.self_attn", rope)?,
             post_norm: norm("mtp.layers.0.post_attention_layernorm")?,
-            mlp: Mlp::load(checkpoint, config, "mtp.layers.0.mlp")?,
+            mlp: FeedForward::load(checkpoint, config, "mtp.layers.0.mlp")?,
             norm: norm("mtp.norm")?,
         }))
     }

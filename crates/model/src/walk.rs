@@ -1,13 +1,11 @@
 //! A text's way through a model whose layers are there one at a time.
 
-use std::sync::Arc;
-
 use kozue_checkpoint::Tensors;
 use kozue_checkpoint::description::ModelConfig;
-use kozue_kernels::{Cpu, KvType, Rope, rms_norm};
+use kozue_kernels::{Cpu, KvType, rms_norm};
 
 use crate::delta::Kept;
-use crate::model::{Layer, LayerRows, norm_weight, spans};
+use crate::model::{Layer, LayerRows, Ropes, norm_weight, scale_embedding, spans};
 use crate::pass::{Rows, Segment};
 use crate::{Error, State};
 
@@ -23,7 +21,7 @@ pub struct SingleLayer(Layer);
 /// context.
 pub struct Walk {
     config: ModelConfig,
-    rope: Arc<Rope>,
+    ropes: Ropes,
     windows: Vec<Vec<u32>>,
     /// Windows' rows one after the other, hidden size values each.
     stream: Vec<f32>,
@@ -51,10 +49,10 @@ impl Walk {
         let tokens = windows.iter().flatten();
         for (&token, row) in tokens.zip(stream.chunks_exact_mut(config.hidden_size)) {
             embed(token, row)?;
+            scale_embedding(config, row);
         }
-        let frequencies = config.attention.rope.inverse_frequencies();
         Ok(Walk {
-            rope: Arc::new(Rope::new(frequencies, config.max_position)),
+            ropes: Ropes::new(config),
             config: config.clone(),
             windows,
             stream,
@@ -72,7 +70,7 @@ impl Walk {
     /// If a tensor is missing or misshapen.
     pub fn load(&self, tensors: &impl Tensors, index: usize) -> Result<SingleLayer, Error> {
         let mixer = self.config.layers[index];
-        Layer::load(tensors, &self.config, index, mixer, &self.rope).map(SingleLayer)
+        Layer::load(tensors, &self.config, index, mixer, &self.ropes).map(SingleLayer)
     }
 
     /// Takes all windows through a layer.

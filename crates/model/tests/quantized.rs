@@ -59,7 +59,12 @@ fn logits_stay_close_to_the_floats() {
         };
         let l = error(Size::L, 64);
         println!("{name}: L {l:.4}");
-        let bound = 0.05 * float.model.config().layers.len() as f64;
+        // A token on the border of two experts may change over, whatever the bits.
+        let each = match float.model.config().experts {
+            Some(_) => 0.1,
+            None => 0.05,
+        };
+        let bound = each * float.model.config().layers.len() as f64;
         assert!((1e-4..bound).contains(&l), "{name} L: {l}");
         for group in [32, 64, 128] {
             let m = error(Size::M, group);
@@ -80,6 +85,10 @@ fn bits_do_not_depend_on_rows_threads_or_instruction_set() {
         ("qwen3_5-gva", Size::L),
         ("qwen2", Size::M),
         ("llama", Size::L),
+        ("mistral", Size::M),
+        ("qwen3_moe", Size::M),
+        ("qwen3_5_moe", Size::L),
+        ("gemma3", Size::L),
     ] {
         let (_keep, model) = quantised(name, size, 32);
         let tokens = Tiny::open(name).prompt("long").prompt;

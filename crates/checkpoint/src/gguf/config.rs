@@ -1,7 +1,8 @@
 //! The model's shape out of GGUF metadata, with llama.cpp's keys and defaults.
 
 use crate::description::{
-    AttentionConfig, DeltaConfig, Family, Mixer, ModelConfig, RopeConfig, RopeScaling,
+    AttentionConfig, DeltaConfig, ExpertsConfig, Family, Mixer, ModelConfig, RopeConfig,
+    RopeScaling, SlidingConfig,
 };
 use crate::error::Error;
 
@@ -20,18 +21,25 @@ pub(super) trait Table {
 /// Read the shape; every size in it is checked to be possible.
 pub(super) fn model_config(meta: &Metadata, table: &impl Table) -> Result<ModelConfig, Error> {
     let name = meta.needed("general.architecture", meta.text("general.architecture")?)?;
-    let family = match name {
-        "llama" => Family::Llama,
-        "qwen2" => Family::Qwen2,
-        "qwen3" => Family::Qwen3,
-        "qwen35" => Family::Qwen35,
+    let (family, moe) = match name {
+        "llama" => (Family::Llama, false),
+        "qwen2" => (Family::Qwen2, false),
+        "qwen3" => (Family::Qwen3, false),
+        "qwen3moe" => (Family::Qwen3, true),
+        "qwen35" => (Family::Qwen35, false),
+        "qwen35moe" => (Family::Qwen35, true),
+        "gemma3" => (Family::Gemma3, false),
         other => {
-            let what = format!("{other} is not supported; Kozue runs llama, qwen2, qwen3, qwen35");
+            let what = format!(
+                "{other} is not supported; Kozue runs llama, qwen2, qwen3, qwen3moe, qwen35, \
+                 qwen35moe, gemma3"
+            );
             return Err(meta.wrong("general.architecture", what));
         }
     };
     let keys = Keys { meta, prefix: name };
-    keys.refuse_unsupported()?;
+    keys.refuse_unsupported(moe)?;
+    let gemma = family == Family::Gemma3;
     let hidden_size = keys.needed("embedding_length")?;
     let layers = layers(&keys, family)?;
     let attention = attention(&keys, family, hidden_size, &layers, table)?;
@@ -45,7 +53,16 @@ pub(super) fn model_config(meta: &Metadata, table: &impl Table) -> Result<ModelC
         family,
         vocab_size: table.vocab_size()?,
         hidden_size,
-        intermediate_size: keys.needed("feed_forward_length")?,
+        intermediate_size: keys.needed(if moe {
+            "expert_feed_forward_length"
+        } else {
+            "feed_forward_length"
+        })?,
+        experts: if moe {
+            Some(experts(&keys, family)?)
+        } else {
+            None
+        },
         attention,
         delta: if layers.contains(&Mixer::Delta) {
             Some(delta(&keys)?)
@@ -54,10 +71,13 @@ pub(super) fn model_config(meta: &Metadata, table: &impl Table) -> Result<ModelC
         },
         layers,
         norm_eps: norm_eps as f32,
-        norm_plus_one: family == Family::Qwen35,
+        norm_plus_one: family == Family::Qwen35 || gemma,
         tied: !table.has("output.weight"),
         max_position: keys.needed("context_length")?,
         mlp_bias: table.has("blk.0.ffn_down.bias"),
+        gelu: gemma,
+        sandwich_norms: gemma,
+        scaled_embedding: gemma,
     })
 }
 
@@ -107,9 +127,14 @@ impl Keys<'_> {
         }
     }
 
-    fn refuse_unsupported(&self) -> Result<(), Error> {
-        if self.size("expert_count")?.is_some_and(|count| count > 0) {
-            return Err(self.wrong("expert_count", "mixtures of experts are not supported"));
+    fn refuse_unsupported(&self, moe: bool) -> Result<(), Error> {
+        if !moe && self.size("expert_count")?.is_some_and(|count| count > 0) {
+            let what = "this architecture is not supported with a mixture of experts";
+            return Err(self.wrong("expert_count", what));
+        }
+        let cap = "final_logit_softcapping";
+        if self.float(cap)?.is_some_and(|cap| cap != 0.0) {
+            return Err(self.wrong(cap, "capped logits are not supported"));
         }
         if self.meta.bool(&self.key("attention.causal"))? == Some(false) {
             return Err(self.wrong("attention.causal", "only causal attention is supported"));
@@ -129,8 +154,10 @@ impl Keys<'_> {
 
 fn layers(keys: &Keys, family: Family) -> Result<Vec<Mixer>, Error> {
     let (count, _) = block_counts(keys.meta, keys.prefix)?;
-    if family != Family::Qwen35 {
-        return Ok(vec![Mixer::Attention; count]);
+    match family {
+        Family::Qwen35 => {}
+        Family::Gemma3 => return gemma3_layers(keys, count),
+        _ => return Ok(vec![Mixer::Attention; count]),
     }
     if let Some(each) = keys.meta.ints(&keys.key("attention.recurrent_layers"))? {
         if each.len() < count {
@@ -158,6 +185,58 @@ fn layers(keys: &Keys, family: Family) -> Result<Vec<Mixer>, Error> {
         }
     };
     Ok((0..count).map(mixer).collect())
+}
+
+/// Gemma 3's layers: where there is a window, every sixth sees everything, if the file does not say
+/// otherwise by a number or a list.
+fn gemma3_layers(keys: &Keys, count: usize) -> Result<Vec<Mixer>, Error> {
+    const PATTERN: &str = "attention.sliding_window_pattern";
+    if keys.size(WINDOW)?.is_none_or(|window| window == 0) {
+        return Ok(vec![Mixer::Attention; count]);
+    }
+    let mixer = |sliding| {
+        if sliding {
+            Mixer::Sliding
+        } else {
+            Mixer::Attention
+        }
+    };
+    if let Ok(Some(each)) = keys.meta.ints(&keys.key(PATTERN)) {
+        if each.len() < count {
+            let what = format!("{} entries for {count} layers", each.len());
+            return Err(keys.wrong(PATTERN, what));
+        }
+        return Ok(each[..count].iter().map(|&each| mixer(each != 0)).collect());
+    }
+    let pattern = match keys.size(PATTERN)? {
+        Some(0) => return Err(keys.wrong(PATTERN, "0 is too little")),
+        pattern => pattern.unwrap_or(6),
+    };
+    let layers = (1..=count).map(|layer| mixer(layer % pattern != 0));
+    Ok(layers.collect())
+}
+
+/// What every row sees of the layers that have a window, in positions.
+const WINDOW: &str = "attention.sliding_window";
+
+fn experts(keys: &Keys, family: Family) -> Result<ExpertsConfig, Error> {
+    let (count, chosen) = (
+        keys.needed("expert_count")?,
+        keys.needed("expert_used_count")?,
+    );
+    if count > 4096 || chosen > count {
+        let what = format!("{chosen} of {count} experts for a token");
+        return Err(keys.wrong("expert_used_count", what));
+    }
+    Ok(ExpertsConfig {
+        count,
+        chosen,
+        normalised: true,
+        shared: match family {
+            Family::Qwen35 => Some(keys.needed("expert_shared_feed_forward_length")?),
+            _ => None,
+        },
+    })
 }
 
 fn attention(
@@ -198,18 +277,35 @@ fn attention(
         let what = format!("{scale} is not supported, only 1 / sqrt({head_dim})");
         return Err(keys.wrong("attention.scale", what));
     }
-    let first = layers.iter().position(|&mixer| mixer == Mixer::Attention);
+    let first = layers.iter().position(|&mixer| mixer != Mixer::Delta);
     let has =
         |name: &str| first.is_some_and(|layer| table.has(&format!("blk.{layer}.{name}.bias")));
     Ok(AttentionConfig {
         heads,
         kv_heads,
         head_dim,
+        query_scalar: match family {
+            // The 27B, as llama.cpp knows it.
+            Family::Gemma3 if layers.len() == 62 => (hidden_size / heads) as f64,
+            _ => head_dim as f64,
+        },
         qkv_bias: has("attn_q") || has("attn_qkv"),
         output_bias: has("attn_output"),
-        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen35),
+        qk_norm: matches!(family, Family::Qwen3 | Family::Qwen35 | Family::Gemma3),
         gated: family == Family::Qwen35,
         rope: rope(keys, head_dim, table)?,
+        sliding: if layers.contains(&Mixer::Sliding) {
+            Some(SlidingConfig {
+                window: keys.needed(WINDOW)?,
+                rope: RopeConfig {
+                    theta: keys.float("rope.freq_base_swa")?.unwrap_or(10_000.0),
+                    rotary_dim: head_dim,
+                    scaling: RopeScaling::None,
+                },
+            })
+        } else {
+            None
+        },
     })
 }
 

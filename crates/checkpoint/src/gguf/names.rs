@@ -1,6 +1,6 @@
 //! Hugging Face's tensors as llama.cpp's converter stores them: name, rows, order, values.
 
-use crate::description::{Family, Mixer, ModelConfig};
+use crate::description::{ExpertsConfig, Family, Mixer, ModelConfig};
 use crate::layout::MTP;
 
 use super::order::Order;
@@ -10,7 +10,7 @@ use super::order::Order;
 pub(super) enum Values {
     /// Nothing.
     Same,
-    /// Added 1 (Qwen3.5's norms, which Hugging Face keeps around zero).
+    /// Added 1 (norms of Qwen3.5 and Gemma 3, which Hugging Face keeps around zero).
     PlusOne,
     /// a -> -exp(a) (the decay of Gated DeltaNet).
     MinusExp,
@@ -51,6 +51,7 @@ pub(super) struct Place {
 pub(super) fn places(config: &ModelConfig, fused: impl Fn(usize) -> bool) -> Vec<Place> {
     let mut all = Places {
         all: Vec::new(),
+        hidden: config.hidden_size,
         norm: Values::Same,
     };
     if config.norm_plus_one {
@@ -71,6 +72,7 @@ pub(super) fn places(config: &ModelConfig, fused: impl Fn(usize) -> bool) -> Vec
 
 struct Places {
     all: Vec<Place>,
+    hidden: usize,
     norm: Values,
 }
 
@@ -112,24 +114,67 @@ impl Places {
             &format!("{ours}.input_layernorm"),
             &format!("{theirs}.attn_norm"),
         );
-        let post = if config.family == Family::Qwen35 {
-            "post_attention_norm"
-        } else {
-            "ffn_norm"
+        let norms: &[_] = match config.family {
+            Family::Qwen35 => &[("post_attention_layernorm", "post_attention_norm")],
+            Family::Gemma3 => &[
+                ("post_attention_layernorm", "post_attention_norm"),
+                ("pre_feedforward_layernorm", "ffn_norm"),
+                ("post_feedforward_layernorm", "post_ffw_norm"),
+            ],
+            _ => &[("post_attention_layernorm", "ffn_norm")],
         };
-        self.norm(
-            &format!("{ours}.post_attention_layernorm"),
-            &format!("{theirs}.{post}"),
-        );
-        for part in ["gate", "up", "down"] {
-            self.matrix(
-                &format!("{ours}.mlp.{part}_proj"),
-                &format!("{theirs}.ffn_{part}"),
-            );
+        for (name, stored) in norms {
+            self.norm(&format!("{ours}.{name}"), &format!("{theirs}.{stored}"));
+        }
+        match &config.experts {
+            None => self.mlp(&format!("{ours}.mlp"), theirs, ""),
+            Some(experts) => {
+                let ours = format!("{ours}.mlp");
+                self.experts(&ours, theirs, config.intermediate_size, experts);
+            }
         }
         match mixer {
-            Mixer::Attention => self.attention(ours, theirs, config, fused),
+            Mixer::Attention | Mixer::Sliding => self.attention(ours, theirs, config, fused),
             Mixer::Delta => self.delta(ours, theirs, config),
+        }
+    }
+
+    fn mlp(&mut self, ours: &str, theirs: &str, suffix: &str) {
+        for part in ["gate", "up", "down"] {
+            self.matrix(
+                &format!("{ours}.{part}_proj"),
+                &format!("{theirs}.ffn_{part}{suffix}"),
+            );
+        }
+    }
+
+    /// A mixture of experts: one tensor for all experts' gates, one for their ups, or one for both,
+    /// and one for their downs.
+    fn experts(&mut self, ours: &str, theirs: &str, inner: usize, shape: &ExpertsConfig) {
+        self.matrix(&format!("{ours}.gate"), &format!("{theirs}.ffn_gate_inp"));
+        let hidden = self.hidden;
+        for expert in 0..shape.count {
+            for (part, stored, first, rows) in [
+                ("gate", "gate_exps", expert * inner, inner),
+                ("up", "up_exps", expert * inner, inner),
+                ("gate", "gate_up_exps", 2 * expert * inner, inner),
+                ("up", "gate_up_exps", (2 * expert + 1) * inner, inner),
+                ("down", "down_exps", expert * hidden, hidden),
+            ] {
+                self.rows(
+                    &format!("{ours}.experts.{expert}.{part}_proj"),
+                    &format!("{theirs}.ffn_{stored}"),
+                    Some((first, rows)),
+                    Order::Same,
+                );
+            }
+        }
+        if shape.shared.is_some() {
+            self.matrix(
+                &format!("{ours}.shared_expert_gate"),
+                &format!("{theirs}.ffn_gate_inp_shexp"),
+            );
+            self.mlp(&format!("{ours}.shared_expert"), theirs, "_shexp");
         }
     }
 
@@ -159,10 +204,10 @@ impl Places {
         let keys = shape.kv_heads * shape.head_dim;
         // Only this family's rotation works on neighbouring values in ggml.
         let turned = match config.family {
-            Family::Llama => Order::Pairs {
+            Family::Llama | Family::Mistral => Order::Pairs {
                 width: shape.head_dim,
             },
-            Family::Qwen2 | Family::Qwen3 | Family::Qwen35 => Order::Same,
+            Family::Qwen2 | Family::Qwen3 | Family::Qwen35 | Family::Gemma3 => Order::Same,
         };
         let parts = [
             ("q", 0, queries, turned),

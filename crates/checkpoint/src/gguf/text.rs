@@ -13,9 +13,9 @@ const EOM: &str = "tokenizer.ggml.eom_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const TEMPLATE: &str = "tokenizer.chat_template";
 
-/// Control tokens that end an answer in the models of the four families. GGUF has one end
+/// Control tokens that end an answer in the models of the known families. GGUF has one end
 /// token; chat models also stop at the end of a turn, which llama.cpp too knows by its text.
-const ENDS: [&str; 8] = [
+const ENDS: [&str; 9] = [
     "<|im_end|>",
     "<|endoftext|>",
     "<|eot_id|>",
@@ -23,6 +23,7 @@ const ENDS: [&str; 8] = [
     "<|end_of_text|>",
     "<|end|>",
     "<|endofturn|>",
+    "<end_of_turn>",
     "</s>",
 ];
 

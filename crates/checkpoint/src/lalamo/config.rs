@@ -1,4 +1,4 @@
-//! The settings of lalamo's config.json, as far as the four families use them.
+//! The settings of lalamo's config.json, as far as the known families use them.
 
 use std::path::Path;
 
@@ -366,6 +366,7 @@ impl Settings {
             vocab_size: decoder.vocab_size,
             hidden_size: transformer.model_dim,
             intermediate_size: transformer.hidden_dim,
+            experts: None,
             layers,
             attention,
             delta,
@@ -374,6 +375,9 @@ impl Settings {
             tied,
             max_position: rope.max_sequence_length,
             mlp_bias: biased.unwrap_or(false),
+            gelu: false,
+            sandwich_norms: false,
+            scaled_embedding: false,
         })
     }
 }
@@ -450,6 +454,7 @@ pub(super) fn attention_shape(
         heads,
         kv_heads,
         head_dim,
+        query_scalar: head_dim as f64,
         qkv_bias: attention.has_qkv_biases,
         output_bias: attention.has_out_biases,
         qk_norm: attention.query_norm_config.is_some(),
@@ -459,5 +464,6 @@ pub(super) fn attention_shape(
             rotary_dim: rope.head_dim,
             scaling,
         },
+        sliding: None,
     })
 }

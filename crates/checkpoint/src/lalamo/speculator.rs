@@ -97,7 +97,7 @@ pub(crate) fn open(
             // Keys and values of all layers once more, for one product.
             let derived = format!("{DRAFT}.state_kv_projection.");
             (
-                DrafterKind::DFlash(config),
+                DrafterKind::DFlash(Box::new(config)),
                 structure,
                 [derived, format!("{WEAVER}.")],
             )
@@ -187,6 +187,7 @@ impl DraftConfig {
                 vocab_size: self.vocab_size,
                 hidden_size: self.model_dim,
                 intermediate_size: self.hidden_dim,
+                experts: None,
                 layers: vec![Mixer::Attention; masks.len()],
                 attention,
                 delta: None,
@@ -195,6 +196,9 @@ impl DraftConfig {
                 tied: false,
                 max_position,
                 mlp_bias: false,
+                gelu: false,
+                sandwich_norms: false,
+                scaled_embedding: false,
             },
             masks,
             block: self.block_size,

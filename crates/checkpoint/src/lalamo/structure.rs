@@ -136,7 +136,7 @@ impl Structure {
         }
         let own = format!("{path}.mixer");
         match (mixer, &config.delta) {
-            (Mixer::Attention, _) => self.attention(
+            (Mixer::Attention | Mixer::Sliding, _) => self.attention(
                 &own,
                 &format!("{name}.self_attn"),
                 &config.attention,

@@ -24,7 +24,7 @@ pub(super) fn kind(checkpoint: &Checkpoint, joined: &Joined) -> Kind {
     for run in &joined.runs {
         let name = format!("{}.weight", run.name);
         let Some(codes) = checkpoint.source.codes(&name) else {
-            if !crate::layout::has_row_per_head(&name) {
+            if !crate::layout::stays_float(&name) {
                 return Kind::Floats;
             }
             floats = true;

@@ -14,7 +14,13 @@ use crate::fields::{pretty, shortest};
 
 /// An error where lalamo has no word for a setting.
 pub(super) fn check(checkpoint: &Checkpoint) -> Result<(), Error> {
-    match checkpoint.description().config.attention.rope.scaling {
+    let config = &checkpoint.description().config;
+    if config.experts.is_some() || config.attention.sliding.is_some() || config.sandwich_norms {
+        let what = "models with experts, windows or norms around are not written in lalamo's format; \
+                    export to hf";
+        return Err(Error::file(checkpoint.path(), what));
+    }
+    match config.attention.rope.scaling {
         RopeScaling::Factors(_) => Err(Error::file(
             checkpoint.path(),
             "its rotary positions are divided by a list of numbers, which lalamo's settings cannot say; \
