@@ -3,7 +3,7 @@
 //! Loaders fill it in; the model crate reads nothing else about an architecture. Names and
 //! meanings follow Hugging Face's config.json unless said otherwise.
 
-use kozue_kernels::KvType;
+use kozue_kernels::{KvCache, KvType};
 
 use crate::layout::is_expert;
 
@@ -243,21 +243,17 @@ impl ModelConfig {
 
     /// Bytes that a sequence of `tokens` holds: keys and values, recurrent states, windows.
     pub fn sequence_bytes(&self, kv: KvType, tokens: usize) -> u64 {
-        let value = match kv {
-            KvType::F16 => 2,
-            KvType::F32 => 4,
-        };
         let attention = &self.attention;
-        let position = 2 * attention.kv_heads * attention.head_dim * value;
         let caches = self.count(Mixer::Attention) + self.count(Mixer::Sliding);
-        let cache = (caches * position) as u64;
+        let cache = KvCache::bytes_of(attention.kv_heads, attention.head_dim, kv, tokens);
+        let cache = cache.saturating_mul(caches as u64);
         let state = self.delta.as_ref().map_or(0, |delta| {
             let matrix = delta.value_heads * delta.key_dim * delta.value_dim;
             let window = delta.conv_channels() * delta.conv_kernel.saturating_sub(1);
             4 * (matrix + window)
         });
         let states = (self.count(Mixer::Delta) * state) as u64;
-        cache.saturating_mul(tokens as u64).saturating_add(states)
+        cache.saturating_add(states)
     }
 }
 

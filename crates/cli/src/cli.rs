@@ -157,6 +157,7 @@ impl MachineArgs {
 pub enum Kv {
     F16,
     F32,
+    Int8,
 }
 
 impl From<Kv> for KvType {
@@ -164,6 +165,7 @@ impl From<Kv> for KvType {
         match kv {
             Kv::F16 => KvType::F16,
             Kv::F32 => KvType::F32,
+            Kv::Int8 => KvType::Int8,
         }
     }
 }
@@ -318,11 +320,14 @@ pub struct EvalArgs {
     /// Reference to compare with, such as the model that this one was quantised from
     #[arg(long, value_name = "MODEL")]
     pub against: Option<PathBuf>,
+    /// Type of the reference's keys and values [default: that of --kv]
+    #[arg(long, value_name = "KV", value_enum, requires = "against")]
+    pub against_kv: Option<Kv>,
     /// Tokens of each window, read from an empty context
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_two, allow_negative_numbers = true)]
     pub ctx: usize,
     /// Most tokens of the text
-    #[arg(long, value_name = "N", value_parser = at_least_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = at_least_two, allow_negative_numbers = true)]
     pub tokens: Option<usize>,
     /// Print one JSON object
     #[arg(long)]
@@ -402,6 +407,11 @@ pub fn at_least_zero(text: &str) -> Result<usize, String> {
 
 pub fn at_least_one(text: &str) -> Result<usize, String> {
     whole(text, 1)
+}
+
+/// One token would predict nothing.
+fn at_least_two(text: &str) -> Result<usize, String> {
+    whole(text, 2)
 }
 
 fn seed(text: &str) -> Result<u64, String> {

@@ -4,6 +4,7 @@ use crate::cli::EvalArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
 use crate::panel::{counted, progress};
+use clap::ValueEnum;
 use kozue_engine::evaluation::{Evaluation, Figure, evaluate};
 use kozue_engine::tokenizer::Control;
 use kozue_engine::{LanguageModel, Loaded};
@@ -19,7 +20,8 @@ pub fn run(args: &EvalArgs) -> Result<(), Failure> {
     let reference = match &args.against {
         Some(against) => {
             let path = model_path(Some(against))?;
-            let reference = model.beside(&path)?;
+            let kv = args.against_kv.unwrap_or(args.machine.kv);
+            let reference = model.beside(&path, kv.into())?;
             reference.check_vocabulary(&model, &path)?;
             Some(reference)
         }
@@ -73,7 +75,9 @@ fn table(args: &EvalArgs, found: &Evaluation) -> String {
     );
     line("perplexity", shown(found.perplexity, 1.0, 4, ""));
     if let (Some(against), Some(path)) = (&found.against, &args.against) {
-        line("against", path.display().to_string());
+        let kept = args.against_kv.and_then(|kv| kv.to_possible_value());
+        let kept = kept.map_or(String::new(), |kv| format!(" --kv {}", kv.get_name()));
+        line("against", format!("{}{kept}", path.display()));
         line("its perplexity", shown(against.perplexity, 1.0, 4, ""));
         line("change", shown(against.change, 100.0, 3, "%"));
         line("KL divergence", shown(against.kl, 1.0, 5, " nats a token"));

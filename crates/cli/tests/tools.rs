@@ -107,6 +107,39 @@ fn eval_tells_perplexity_and_the_distance_from_a_reference() {
     });
     assert!(kl[1] > 1e-7 && kl[1] < kl[0] / 10.0, "{kl:?}");
 
+    let args = ["eval", model, "--text", text, "--json", "--against", model];
+    let kept = |kv, other| {
+        json(&run(
+            &[&args[..], &["--kv", kv, "--against-kv", other]].concat()
+        ))
+    };
+    let rounded = kept("int8", "f32");
+    assert_eq!(
+        rounded["against"]["perplexity"],
+        kept("f32", "f16")["perplexity"]
+    );
+    let loss = rounded["against"]["kl"]["value"].as_f64().unwrap();
+    let half = kept("f16", "f32")["against"]["kl"]["value"]
+        .as_f64()
+        .unwrap();
+    assert!(loss > 4.0 * half && loss < 1e-2, "{loss} {half}");
+    let shown = run(&[&args[..4], &["--against", model, "--against-kv", "int8"]].concat());
+    assert!(
+        stdout(&shown).contains("qwen3 --kv int8\n"),
+        "{}",
+        stdout(&shown)
+    );
+    fails(
+        &run(&[&args[..4], &["--against-kv", "f16"]].concat()),
+        2,
+        &["--against <MODEL>"],
+    );
+    fails(
+        &run(&[&args[..4], &["--ctx", "1"]].concat()),
+        2,
+        &["at least 2"],
+    );
+
     let foreign = tiny("llama");
     let args = [
         "eval",

@@ -106,8 +106,13 @@ impl Loaded {
     }
 
     /// Opens another model on the same processor.
-    pub fn beside(&self, path: &Path) -> Result<Loaded, Error> {
-        Loaded::open_on(path, self.model.cpu.clone(), self.kv)
+    pub fn beside(&self, path: &Path, kv: KvType) -> Result<Loaded, Error> {
+        Loaded::open_on(path, self.model.cpu.clone(), kv)
+    }
+
+    /// How keys and values are kept.
+    pub fn kv(&self) -> KvType {
+        self.kv
     }
 
     fn open_on(path: &Path, cpu: Arc<Cpu>, kv: KvType) -> Result<Loaded, Error> {

@@ -54,7 +54,7 @@ fn run(
 
 fn kl(source: &Path, other: &Path, text: &str) -> f64 {
     let source = Loaded::open(source, Cpu::new(Some(2)), KvType::F32).unwrap();
-    let other = source.beside(other).unwrap();
+    let other = source.beside(other, source.kv()).unwrap();
     let tokens = source.tokenizer.encode(text, Control::Text).unwrap();
     let (model, against) = (&other.model, Some(&source.model));
     let found = evaluate(model, against, None, &tokens, 128, &mut |_| ()).unwrap();

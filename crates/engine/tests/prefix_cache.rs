@@ -41,7 +41,11 @@ fn target() -> PathBuf {
 }
 
 fn load(path: &Path, kind: DraftKind, drafter: Option<PathBuf>) -> Arc<Loaded> {
-    let mut loaded = Loaded::open(path, Cpu::new(Some(1)), KvType::F16).unwrap();
+    load_kept(path, kind, drafter, KvType::F16)
+}
+
+fn load_kept(path: &Path, kind: DraftKind, drafter: Option<PathBuf>, kv: KvType) -> Arc<Loaded> {
+    let mut loaded = Loaded::open(path, Cpu::new(Some(1)), kv).unwrap();
     let options = SpeculationOptions {
         kind: Some(kind),
         path: drafter,
@@ -404,5 +408,21 @@ fn a_folder_serves_after_a_restart_and_changes_no_answer() {
         let again = ask(&start(&plain, ROOM, Some(folder.path())), asked);
         assert_eq!(again.cached, 299);
         assert_eq!(again.tokens, said.tokens);
+    }
+}
+
+#[test]
+fn keys_and_values_in_eight_bits_are_cached_and_never_taken_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt = text(4, 300);
+    for kv in [KvType::Int8, KvType::F16] {
+        let loaded = load_kept(&target(), DraftKind::Lookup, None, kv);
+        let asked = request(&prompt, 20, 5);
+        let expected = cold(&loaded, asked.clone());
+        for cached in [0, 299] {
+            let said = ask(&start(&loaded, ROOM, Some(folder.path())), asked.clone());
+            assert_eq!(said.cached, cached, "{kv:?}");
+            assert_eq!(said.tokens, expected.tokens, "{kv:?}");
+        }
     }
 }

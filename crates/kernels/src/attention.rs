@@ -11,6 +11,9 @@
 //! - Chunks are merged in order (Milakov and Gimelshein, arXiv 1805.02867): with M the larger
 //!   of both m, f = exp(m - M) of either side, l = fma(l2, f2, l1 f1), a = fma(a2, f2, a1 f1).
 //!   The output is a / l.
+//! - Of a cache in eight bits (see `kv_cache::rotation`) the numbers k_j and v_j are the codes. The
+//!   query is rotated first; the chain of a score is multiplied by the key's scale before `scale`;
+//!   a takes p_j times the value's scale for p_j; the output is rotated last.
 
 mod block;
 mod merge;
@@ -80,6 +83,7 @@ pub fn attention(
     match cache.kind() {
         KvType::F32 => run::<f32>(cpu, cache, (q, q_at), visible, scale, out),
         KvType::F16 => run::<f16>(cpu, cache, (q, q_at), visible, scale, out),
+        KvType::Int8 => run::<i8>(cpu, cache, (q, q_at), visible, scale, out),
     }
 }
 
@@ -165,7 +169,16 @@ fn run<T: Element>(
             let at = query * q_at.dim..(query + 1) * q_at.dim;
             // SAFETY: queries are disjoint.
             let out = unsafe { out.part(at) };
-            dispatch(cpu.isa(), Merge { parts, record, out });
+            let rotated = T::SCALED;
+            dispatch(
+                cpu.isa(),
+                Merge {
+                    parts,
+                    record,
+                    rotated,
+                    out,
+                },
+            );
         }
     });
 }
@@ -174,6 +187,8 @@ fn run<T: Element>(
 struct Merge<'a> {
     parts: &'a mut [f32],
     record: usize,
+    /// Whether the values are rotated.
+    rotated: bool,
     out: &'a mut [f32],
 }
 
@@ -186,6 +201,6 @@ impl Kernel for Merge<'_> {
         for part in rest.chunks_exact(self.record) {
             merge::merge(s, whole, part);
         }
-        merge::finish(s, whole, self.out);
+        merge::finish(s, whole, self.rotated, self.out);
     }
 }

@@ -14,6 +14,9 @@ use crate::isa::Isa;
 /// Lanes of a vector.
 pub(crate) const LANES: usize = 16;
 
+/// 1.5 * 2^23: adding it rounds to an integer.
+const SHIFT: f32 = 12_582_912.0;
+
 /// Sixteen f32 values and what can be done to them.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Sixteen lanes.
@@ -30,6 +33,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn load_f16(self, x: &[f16; LANES]) -> Self::V;
     /// Rounds to nearest, ties to even.
     fn store_f16(self, v: Self::V, to: &mut [f16; LANES]);
+    fn load_i8(self, x: &[i8; LANES]) -> Self::V;
+    /// Rounds to nearest, ties to even; what is beyond an i8 becomes some i8.
+    fn store_i8(self, v: Self::V, to: &mut [i8; LANES]);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
@@ -186,7 +192,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 /// polynomial of degree 7, whose remainder is below 6e-9.
 #[inline(always)]
 fn exp<S: Simd>(s: S, x: S::V) -> S::V {
-    const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23: adding it rounds to an integer.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     let low = s.splat(-87.0);
@@ -287,6 +292,16 @@ impl Simd for Portable {
         }
     }
     #[inline(always)]
+    fn load_i8(self, x: &[i8; LANES]) -> Self::V {
+        each!(i => f32::from(x[i]))
+    }
+    #[inline(always)]
+    fn store_i8(self, v: Self::V, to: &mut [i8; LANES]) {
+        for i in 0..LANES {
+            to[i] = ((v[i] + SHIFT) - SHIFT) as i8;
+        }
+    }
+    #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
         each!(i => a[i] + b[i])
     }
@@ -349,6 +364,9 @@ mod tests {
             let (a, b, c) = (s.load(&self.0), s.load(&self.1), s.load(&self.2));
             let mut half = [f16::ZERO; LANES];
             s.store_f16(a, &mut half);
+            let bounded = s.max(s.min(a, s.splat(127.0)), s.splat(-127.0));
+            let mut whole = [0; LANES];
+            s.store_i8(bounded, &mut whole);
             let values = [
                 s.add(a, b),
                 s.sub(a, b),
@@ -360,6 +378,7 @@ mod tests {
                 s.zero_below(a, b, c),
                 s.choose_below(a, b, c, a),
                 s.load_f16(&half),
+                s.load_i8(&whole),
                 s.exp(a),
                 s.sigmoid(a),
                 s.silu(a),

@@ -27,6 +27,8 @@ use std::sync::Arc;
 
 use input::{Input, SLAB, Slab};
 
+pub(crate) use input::factors;
+
 use crate::cpu::Cpu;
 use crate::error::Error;
 use crate::gram::Gram;

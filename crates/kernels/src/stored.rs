@@ -10,7 +10,7 @@ use half::f16;
 
 use crate::conv::ConvState;
 use crate::delta::DeltaState;
-use crate::kv_cache::{Element, KvCache, PAGE, Pages};
+use crate::kv_cache::{Element, KvCache, Layout, PAGE, Pages, Slots, each};
 
 /// Numbers that are turned into bytes together.
 const TOGETHER: usize = 8192;
@@ -40,6 +40,16 @@ impl Number for f32 {
     }
     fn get(bytes: &[u8]) -> f32 {
         f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
+    }
+}
+
+impl Number for i8 {
+    const BYTES: usize = 1;
+    fn put(self, to: &mut Vec<u8>) {
+        to.extend_from_slice(&self.to_le_bytes());
+    }
+    fn get(bytes: &[u8]) -> i8 {
+        i8::from_le_bytes([bytes[0]])
     }
 }
 
@@ -76,33 +86,38 @@ fn read<T: Number>(bytes: &mut &[u8], out: &mut [T]) -> Option<()> {
 fn read_pages<T: Element>(
     bytes: &mut &[u8],
     count: usize,
-    size: usize,
-) -> Option<Vec<Arc<Vec<T>>>> {
+    layout: Layout,
+) -> Option<Vec<Arc<Slots<T>>>> {
     // No memory for numbers that are not there.
-    let needed = count.checked_mul(size)?.checked_mul(T::BYTES)?;
+    let needed = count.checked_mul(layout.page())?.checked_mul(T::BYTES)?;
     (bytes.len() >= needed).then_some(())?;
     let page = |_| {
-        let mut page = vec![T::default(); size];
-        read(bytes, &mut page)?;
+        let mut page = Slots::new(layout);
+        read(bytes, &mut page.numbers)?;
+        read(bytes, &mut page.scales)?;
         Some(Arc::new(page))
     };
     (0..count).map(page).collect()
 }
 
+fn write_pages<T: Element>(pages: &[Arc<Slots<T>>], to: &mut dyn Write) -> io::Result<()> {
+    pages.iter().try_for_each(|page| {
+        write(&page.numbers, to)?;
+        write(&page.scales, to)
+    })
+}
+
 impl KvCache {
     /// The memory of its slots.
     pub fn held(&self) -> Vec<Page> {
-        fn of<T: Number>(pages: &[Arc<Vec<T>>]) -> Vec<Page> {
-            let page = |page: &Arc<Vec<T>>| Page {
+        fn of<T: Number>(pages: &[Arc<Slots<T>>]) -> Vec<Page> {
+            let page = |page: &Arc<Slots<T>>| Page {
                 id: Arc::as_ptr(page) as usize,
-                bytes: page.len() * T::BYTES,
+                bytes: page.numbers.len() * T::BYTES + page.scales.len() * f32::BYTES,
             };
             pages.iter().map(page).collect()
         }
-        match &self.pages {
-            Pages::F32(pages) => of(pages),
-            Pages::F16(pages) => of(pages),
-        }
+        each!(&self.pages, pages => of(pages))
     }
 
     /// Writes the whole pages that hold the slots below `slots`.
@@ -114,20 +129,18 @@ impl KvCache {
     /// If such a slot has no memory.
     pub fn write_to(&self, slots: usize, to: &mut dyn Write) -> io::Result<()> {
         let count = slots.div_ceil(PAGE);
-        match &self.pages {
-            Pages::F32(pages) => pages[..count].iter().try_for_each(|page| write(page, to)),
-            Pages::F16(pages) => pages[..count].iter().try_for_each(|page| write(page, to)),
-        }
+        each!(&self.pages, pages => write_pages(&pages[..count], to))
     }
 
     /// A cache like this one, with what [`KvCache::write_to`] wrote for as many slots, taken off
     /// the front of `bytes`; `None` if there are too few.
     pub fn read_from(&self, slots: usize, bytes: &mut &[u8]) -> Option<KvCache> {
-        let (count, size) = (slots.div_ceil(PAGE), self.layout().page());
+        let (count, layout) = (slots.div_ceil(PAGE), self.layout());
         let mut cache = self.clone();
         cache.pages = match self.pages {
-            Pages::F32(_) => Pages::F32(read_pages(bytes, count, size)?),
-            Pages::F16(_) => Pages::F16(read_pages(bytes, count, size)?),
+            Pages::F32(_) => Pages::F32(read_pages(bytes, count, layout)?),
+            Pages::F16(_) => Pages::F16(read_pages(bytes, count, layout)?),
+            Pages::Int8(_) => Pages::Int8(read_pages(bytes, count, layout)?),
         };
         Some(cache)
     }
@@ -167,7 +180,7 @@ mod tests {
     #[test]
     fn a_cache_comes_back_as_it_was() {
         let cpu = Cpu::new(Some(1));
-        for kind in [KvType::F16, KvType::F32] {
+        for kind in [KvType::F16, KvType::F32, KvType::Int8] {
             let mut cache = KvCache::new(2, 5, kind);
             for slot in 0..300 {
                 let key: Vec<f32> = (0..10).map(|i| (slot * 10 + i) as f32 * 0.37).collect();

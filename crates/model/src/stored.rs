@@ -52,6 +52,7 @@ fn head(layer: &LayerState) -> Vec<u32> {
             let kind = match cache.kind() {
                 KvType::F32 => 4,
                 KvType::F16 => 2,
+                KvType::Int8 => 1,
             };
             vec![1, size(cache.kv_heads()), size(cache.head_dim()), kind]
         }

@@ -5,7 +5,7 @@ mod tiny;
 use kozue_kernels::{Cpu, Isa};
 use kozue_model::{Model, Outputs, Rows, Segment, State, Tree};
 use proptest::prelude::*;
-use tiny::{Tiny, all};
+use tiny::{Tiny, all_kept};
 
 /// Logits of every position of `tokens`, read one token at a time.
 fn one_by_one(model: &Model, cpu: &Cpu, tokens: &[u32]) -> (Vec<u32>, State) {
@@ -34,8 +34,8 @@ fn probe(model: &Model, cpu: &Cpu, state: &State) -> Vec<u32> {
 
 #[test]
 fn bits_do_not_depend_on_threads_or_instruction_set() {
-    for name in all() {
-        let tiny = Tiny::open(&name);
+    for (name, kv) in all_kept() {
+        let tiny = Tiny::open_kept(&name, kv);
         let tokens = &tiny.prompt("long").prompt;
         let (expected, _) = one_by_one(&tiny.model, &Cpu::new(Some(1)), tokens);
         for isa in Isa::available() {
@@ -61,8 +61,8 @@ fn bits_do_not_depend_on_threads_or_instruction_set() {
 #[test]
 fn snapshots_do_not_depend_on_what_follows() {
     let cpu = Cpu::new(Some(2));
-    for name in all() {
-        let tiny = Tiny::open(&name);
+    for (name, kv) in all_kept() {
+        let tiny = Tiny::open_kept(&name, kv);
         let tokens = tiny.prompt("long").prompt;
         let (before, rest) = tokens.split_at(5);
         for after in [&[1][..], &[7], &[rest.len()], &[0, 1, 7, 8, rest.len()]] {
@@ -133,8 +133,8 @@ fn bytes_that_are_no_state_of_the_model_are_refused() {
 #[test]
 fn sequences_in_one_pass_do_not_depend_on_each_other() {
     let cpu = Cpu::new(Some(2));
-    for name in all() {
-        let tiny = Tiny::open(&name);
+    for (name, kv) in all_kept() {
+        let tiny = Tiny::open_kept(&name, kv);
         let model = &tiny.model;
         let (long, short) = (tiny.prompt("long").prompt, tiny.prompt("short").prompt);
         let (long_bits, long_state) = one_by_one(model, &cpu, &long);
@@ -228,8 +228,9 @@ proptest! {
         cuts in proptest::collection::vec(1usize..70, 1..8),
         model in 0usize..60,
     ) {
-        let names = all();
-        let tiny = Tiny::open(&names[model % names.len()]);
+        let all = all_kept();
+        let (name, kv) = &all[model % all.len()];
+        let tiny = Tiny::open_kept(name, *kv);
         let cpu = Cpu::new(Some(2));
         let tokens = tiny.prompt("long").prompt;
         let (expected, expected_state) = one_by_one(&tiny.model, &cpu, &tokens);
@@ -258,8 +259,9 @@ proptest! {
         accepted in any::<u32>(),
         model in 0usize..60,
     ) {
-        let names = all();
-        let tiny = Tiny::open(&names[model % names.len()]);
+        let all = all_kept();
+        let (name, kv) = &all[model % all.len()];
+        let tiny = Tiny::open_kept(name, *kv);
         let model = &tiny.model;
         let cpu = Cpu::new(Some(2));
         let prompt = &tiny.prompt("long").prompt[..prompt_len];

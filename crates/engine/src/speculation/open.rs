@@ -240,7 +240,7 @@ fn load(found: Found, model_path: &Path, target: &Loaded) -> Result<Networks, Er
             Networks::Mtp(Box::new(head.ok_or_else(none)?))
         }
         Found::Model(path) => {
-            let smaller = target.beside(&path)?;
+            let smaller = target.beside(&path, target.kv())?;
             smaller.check_vocabulary(target, &path)?;
             Networks::Model(Box::new(smaller))
         }

@@ -106,11 +106,12 @@ fn subject(target: &Loaded) -> Subject {
         processor: format!("{} ({:?})", processor(), cpu.isa()),
         threads: cpu.threads(),
         model: format!(
-            "{} layers of {}, vocabulary of {}, {} bytes",
+            "{} layers of {}, vocabulary of {}, {} bytes, keys and values in {:?}",
             config.layers.len(),
             config.hidden_size,
             config.vocab_size,
-            target.bytes_per_pass()
+            target.bytes_per_pass(),
+            target.kv()
         ),
     }
 }
@@ -147,15 +148,16 @@ mod tests {
             "/../../tests/reference/tiny/qwen3_5"
         );
         let open =
-            |threads| Loaded::open(Path::new(path), Cpu::new(Some(threads)), KvType::F16).unwrap();
-        let target = open(1);
+            |threads, kv| Loaded::open(Path::new(path), Cpu::new(Some(threads)), kv).unwrap();
+        let target = open(1, KvType::F16);
         let folder = tempfile::tempdir().unwrap();
         assert!(load(folder.path(), &target).is_none());
         let costs = RowCosts::new(&[(1, 2.0), (8, 9.0)]).unwrap();
         let stored = store(folder.path(), &target, &costs).unwrap();
         let again = load(folder.path(), &target).unwrap();
         assert_eq!(again.milliseconds(), costs.milliseconds());
-        assert!(load(folder.path(), &open(2)).is_none());
+        assert!(load(folder.path(), &open(2, KvType::F16)).is_none());
+        assert!(load(folder.path(), &open(1, KvType::Int8)).is_none());
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 
         let text = std::fs::read_to_string(&stored).unwrap();

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cpu::Cpu;
-use crate::kv_cache::{Element, Layout, PAGE};
+use crate::kv_cache::{Element, Layout, PAGE, Slots, rotate};
 use crate::lanes::{Kernel, LANES, Simd};
 use crate::rows::{Heads, Shared};
 
@@ -26,7 +26,7 @@ const RUN: usize = 32;
 /// What all tasks of a call share.
 pub(super) struct Call<'a, T> {
     pub(super) cpu: &'a Cpu,
-    pub(super) pages: &'a [Arc<Vec<T>>],
+    pub(super) pages: &'a [Arc<Slots<T>>],
     pub(super) layout: Layout,
     pub(super) q: &'a [f32],
     pub(super) q_at: Heads,
@@ -99,6 +99,7 @@ impl<T: Element> Kernel for Block<'_, T> {
 
         // Queries as panels of 256 values, so that every width is a known distance.
         let mut packed = call.cpu.scratch::<f32>(panels * queries * A_ROW);
+        let mut rotated = call.cpu.scratch::<f32>(if T::SCALED { dim } else { 0 });
         for (query, row) in self
             .rows
             .clone()
@@ -106,7 +107,12 @@ impl<T: Element> Kernel for Block<'_, T> {
             .enumerate()
         {
             let head = self.kv_head * group + query % group;
-            let q = &call.q[call.q_at.range(row, head)];
+            let mut q = &call.q[call.q_at.range(row, head)];
+            if T::SCALED {
+                rotated.copy_from_slice(q);
+                rotate(&mut rotated);
+                q = &rotated;
+            }
             for (panel, q) in q.chunks(A_ROW).enumerate() {
                 packed[(panel * queries + query) * A_ROW..][..q.len()].copy_from_slice(q);
             }
@@ -131,10 +137,17 @@ impl<T: Element> Kernel for Block<'_, T> {
         if reaches_tail {
             for run in call.tail.runs() {
                 let page = &call.pages[run.block / (PAGE / LANES)];
-                let start =
-                    call.layout.keys(self.kv_head) + run.block % (PAGE / LANES) * dim * LANES;
-                let keys = Keys::Stored(&page[start..], run.blocks);
+                let block = run.block % (PAGE / LANES);
+                let start = call.layout.keys(self.kv_head) + block * dim * LANES;
+                let keys = Keys::Stored(&page.numbers[start..], run.blocks);
                 scores_of(keys, &mut tail_scores[run.column..], tail_columns);
+                if T::SCALED {
+                    let start = call.layout.key_scales(self.kv_head) + block * LANES;
+                    let scales = &page.scales[start..][..run.blocks * LANES];
+                    for scores in tail_scores.chunks_exact_mut(tail_columns) {
+                        times(s, &mut scores[run.column..][..scales.len()], scales);
+                    }
+                }
             }
         }
 
@@ -153,9 +166,16 @@ impl<T: Element> Kernel for Block<'_, T> {
             let windows: Vec<Window> = seen.iter().map(|seen| Window::new(seen, chunk)).collect();
             let slots = windows.iter().map(|w| w.prefix).max().unwrap_or(0);
             let first = windows.iter().map(|w| w.first).min().unwrap_or(0);
-            let page: &[T] = if slots > 0 { &call.pages[chunk] } else { &[] };
-            let keys = page.get(call.layout.keys(self.kv_head)..).unwrap_or(&[]);
-            let values = page.get(call.layout.values(self.kv_head)..).unwrap_or(&[]);
+            let page = (slots > 0).then(|| &*call.pages[chunk]);
+            let numbers = |from: usize| page.map_or(&[][..], |page| &page.numbers[from..]);
+            let scales = |from: usize| match page {
+                Some(page) if T::SCALED => &page.scales[from..][..PAGE],
+                _ => &[],
+            };
+            let keys = numbers(call.layout.keys(self.kv_head));
+            let values = numbers(call.layout.values(self.kv_head));
+            let key_scales = scales(call.layout.key_scales(self.kv_head));
+            let value_scales = scales(call.layout.value_scales(self.kv_head));
 
             // Blocks of sixteen slots, rounded to whole register tiles inside the page.
             let blocks = first / LANES..slots.div_ceil(4 * LANES) * 4;
@@ -172,6 +192,16 @@ impl<T: Element> Kernel for Block<'_, T> {
                 } else {
                     let keys = Keys::Stored(&keys[at..], count);
                     scores_of(keys, &mut scores[blocks.start * LANES..], A_ROW);
+                }
+                if T::SCALED {
+                    let columns = blocks.start * LANES..blocks.end * LANES;
+                    for scores in scores.chunks_exact_mut(A_ROW) {
+                        times(
+                            s,
+                            &mut scores[columns.clone()],
+                            &key_scales[columns.clone()],
+                        );
+                    }
                 }
             }
 
@@ -192,6 +222,19 @@ impl<T: Element> Kernel for Block<'_, T> {
                 part[..width].fill(0.0);
                 part[width] = m;
                 part[width + 1] = l;
+                if T::SCALED {
+                    let own = window.first..window.prefix;
+                    times(
+                        s,
+                        &mut scores[own.clone()],
+                        value_scales.get(own).unwrap_or(&[]),
+                    );
+                    let first = call.layout.value_scales(self.kv_head);
+                    for (weight, &slot) in scores[window.prefix..].iter_mut().zip(tail) {
+                        let slot = slot as usize;
+                        *weight *= call.pages[slot / PAGE].scales[first + slot % PAGE];
+                    }
+                }
             }
 
             let weighted = |parts: &mut [f32], query, queries, positions: Range<usize>| {
@@ -240,7 +283,7 @@ impl<T: Element> Kernel for Block<'_, T> {
                         vectors: width / LANES,
                         depth: run.len(),
                         a: &scores[row * group * A_ROW + position..],
-                        b: &page[start..],
+                        b: &page.numbers[start..],
                         b_step: width,
                         b_next: LANES,
                         c: &mut parts[row * group * record..],
@@ -267,7 +310,7 @@ impl<T: Element> Kernel for Block<'_, T> {
             for (query, whole) in whole.chunks_exact(record).enumerate() {
                 let at = self.query(query, group) * dim;
                 // SAFETY: each query belongs to one task.
-                finish(s, whole, unsafe { out.part(at..at + dim) });
+                finish(s, whole, T::SCALED, unsafe { out.part(at..at + dim) });
             }
         }
     }
@@ -359,6 +402,14 @@ fn mix<S: Simd, T: Element>(
         c_row: record,
         resume: true,
     });
+}
+
+/// Multiplies each of some values by its own factor; there are as many.
+#[inline(always)]
+fn times<S: Simd>(s: S, values: &mut [f32], factors: &[f32]) {
+    for (values, factors) in values.chunks_mut(LANES).zip(factors.chunks(LANES)) {
+        s.store_slice(s.mul(s.load_slice(values), s.load_slice(factors)), values);
+    }
 }
 
 /// Converts stored numbers to f32; the length is a multiple of sixteen.

@@ -1,5 +1,6 @@
 //! Partial results of the softmax and how they are put together.
 
+use crate::kv_cache::rotate;
 use crate::lanes::{LANES, Simd};
 
 /// A partial result is a record of [a: width values, a multiple of 16 | m | l | 14 unused].
@@ -75,12 +76,15 @@ pub(super) fn merge<S: Simd>(s: S, whole: &mut [f32], part: &[f32]) {
     }
 }
 
-/// The result of a whole record: a / l.
+/// The result of a whole record: a / l, rotated back where the values were `rotated`.
 #[inline(always)]
-pub(super) fn finish<S: Simd>(s: S, whole: &[f32], out: &mut [f32]) {
+pub(super) fn finish<S: Simd>(s: S, whole: &[f32], rotated: bool, out: &mut [f32]) {
     let width = whole.len() - LANES;
     let l = s.splat(whole[width + 1]);
     for (a, out) in whole[..width].chunks(LANES).zip(out.chunks_mut(LANES)) {
         s.store_slice(s.div(s.load_slice(a), l), out);
+    }
+    if rotated {
+        rotate(out);
     }
 }

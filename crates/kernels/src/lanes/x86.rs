@@ -71,6 +71,14 @@ impl Simd for Avx512 {
             let h = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(v);
             _mm256_storeu_si256(to.as_mut_ptr().cast(), h)
         }
+        fn load_i8(x: &[i8; LANES]) -> __m512 {
+            _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast())))
+        }
+        fn store_i8(v: __m512, to: &mut [i8; LANES]) {
+            // The conversion rounds half to even.
+            let whole = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), whole)
+        }
         fn add(a: __m512, b: __m512) -> __m512 { _mm512_add_ps(a, b) }
         fn sub(a: __m512, b: __m512) -> __m512 { _mm512_sub_ps(a, b) }
         fn mul(a: __m512, b: __m512) -> __m512 { _mm512_mul_ps(a, b) }
@@ -125,6 +133,18 @@ impl Simd for Avx2 {
             let to: *mut __m128i = to.as_mut_ptr().cast();
             _mm_storeu_si128(to, _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(v[0]));
             _mm_storeu_si128(to.add(1), _mm256_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT }>(v[1]))
+        }
+        fn load_i8(x: &[i8; LANES]) -> [__m256; 2] {
+            let x: *const i64 = x.as_ptr().cast();
+            let wide = |x| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x)));
+            [wide(x.cast()), wide(x.add(1).cast())]
+        }
+        fn store_i8(v: [__m256; 2], to: &mut [i8; LANES]) {
+            // The conversion rounds half to even; packing takes halves of both in turns.
+            let whole = _mm256_packs_epi32(_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1]));
+            let whole = _mm256_permute4x64_epi64::<0b11_01_10_00>(whole);
+            let (low, high) = (_mm256_castsi256_si128(whole), _mm256_extracti128_si256::<1>(whole));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm_packs_epi16(low, high))
         }
         fn add(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { halves!(_mm256_add_ps(a, b)) }
         fn sub(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] { halves!(_mm256_sub_ps(a, b)) }

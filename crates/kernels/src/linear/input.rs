@@ -353,7 +353,7 @@ fn quantize_group(values: &[f32; MAX_GROUP], codes: &mut [i8; MAX_GROUP]) -> (f3
 
 /// The scale of a group and its inverse; an inverse of 0 means that all codes are 0.
 #[inline(always)]
-fn factors(max: f32) -> (f32, f32) {
+pub(crate) fn factors(max: f32) -> (f32, f32) {
     let inverse = 127.0 / max;
     if !max.is_finite() {
         (f32::NAN, 0.0)

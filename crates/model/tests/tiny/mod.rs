@@ -53,12 +53,23 @@ pub fn all() -> Vec<String> {
     names
 }
 
+/// The same with keys and values in full, and some with keys and values in eight bits.
+pub fn all_kept() -> Vec<(String, KvType)> {
+    let eight = ["qwen3_5", "qwen2"].map(|name| (name.to_string(), KvType::Int8));
+    let full = all().into_iter().map(|name| (name, KvType::F32));
+    full.chain(eight).collect()
+}
+
 impl Tiny {
     pub fn open(name: &str) -> Self {
+        Self::open_kept(name, KvType::F32)
+    }
+
+    pub fn open_kept(name: &str, kv: KvType) -> Self {
         let path = folder().join(name);
         let checkpoint = Checkpoint::open(&path).unwrap();
         Self {
-            model: Model::load(&checkpoint, KvType::F32).unwrap(),
+            model: Model::load(&checkpoint, kv).unwrap(),
             described: serde_json::from_slice(&std::fs::read(path.join("expected.json")).unwrap())
                 .unwrap(),
             tensors: std::fs::read(path.join("expected.safetensors")).unwrap(),
