@@ -67,13 +67,6 @@ pub fn calibrate(
     })?;
     let description = model.description();
     let config = &description.config;
-    if config.experts.is_some() {
-        // Most experts would see too little of a text.
-        return Err(Error::Model(format!(
-            "{}: has experts; only models without are calibrated, so leave --calibrate out",
-            source.display()
-        )));
-    }
     let windows = windows(description, text)?;
     let identity = format!(
         "{} {METHOD} {:016x} {:?} {} {:016x}",

@@ -77,7 +77,7 @@ fn names(folder: &Path) -> Vec<String> {
 fn every_family_comes_nearer_to_its_source() {
     let folder = tempfile::tempdir().unwrap();
     let (text, other) = texts();
-    for name in ["llama", "qwen2", "qwen3", "qwen3_5"] {
+    for name in ["llama", "qwen2", "qwen3", "qwen3_5", "gemma3", "qwen3_moe"] {
         let source = tiny(name);
         let nearest = folder.path().join(format!("{name}-nearest"));
         let go_on = &mut |_: kozue_checkpoint::Progress<'_>| ControlFlow::Continue(());
