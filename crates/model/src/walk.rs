@@ -59,11 +59,6 @@ impl Walk {
         })
     }
 
-    /// The rows, hidden size values each, as they are now.
-    pub fn rows(&self) -> &[f32] {
-        &self.stream
-    }
-
     /// Layer `index` with its weights from `tensors`.
     ///
     /// # Errors
