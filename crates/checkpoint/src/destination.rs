@@ -30,6 +30,10 @@ impl Destination {
     /// with `force`, a checkpoint of ours.
     pub fn create(target: &Path, force: bool) -> Result<Destination, Error> {
         check_target(target, force)?;
+        Destination::begin(target, force)
+    }
+
+    fn begin(target: &Path, force: bool) -> Result<Destination, Error> {
         let Some(name) = target.file_name() else {
             return Err(Error::file(target, "give the new directory a name"));
         };
@@ -44,6 +48,21 @@ impl Destination {
             lock,
             finished: false,
         })
+    }
+
+    /// As [`Destination::create`], of a target that will be one file, whose first bytes are `magic`.
+    pub fn create_file(target: &Path, magic: &[u8], force: bool) -> Result<Destination, Error> {
+        check_file(target, magic, force)?;
+        Destination::begin(target, force)
+    }
+
+    /// Move the file `name` of the directory to the target in one step.
+    pub fn finish_file(self, name: &str, magic: &[u8]) -> Result<(), Error> {
+        check_file(&self.target, magic, self.force)?;
+        let from = self.scratch.join(name);
+        fs::rename(&from, &self.target).map_err(Error::io(&self.target, "create"))?;
+        let _ = sync_dir(parent_of(&self.target));
+        Ok(())
     }
 
     /// The directory to write into.
@@ -208,6 +227,36 @@ pub(crate) fn check_target(target: &Path, force: bool) -> Result<(), Error> {
         return Err(Error::file(
             target,
             "exists; use --force to replace this checkpoint",
+        ));
+    }
+    Ok(())
+}
+
+/// As [`check_target`], of a file whose first bytes are `magic`.
+pub(crate) fn check_file(target: &Path, magic: &[u8], force: bool) -> Result<(), Error> {
+    match fs::symlink_metadata(target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::io(target, "create")(error)),
+        Ok(kind) if !kind.is_file() => {
+            return Err(Error::file(
+                target,
+                "exists and is no file; name another place",
+            ));
+        }
+        Ok(_) => {}
+    }
+    let mut first = vec![0; magic.len()];
+    let read = File::open(target).and_then(|mut file| io::Read::read_exact(&mut file, &mut first));
+    if read.is_err() || first != magic {
+        return Err(Error::file(
+            target,
+            "exists and is another kind of file; name another place",
+        ));
+    }
+    if !force {
+        return Err(Error::file(
+            target,
+            "exists; use --force to replace this file",
         ));
     }
     Ok(())

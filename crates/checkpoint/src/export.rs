@@ -11,15 +11,21 @@ use std::path::Path;
 use kozue_kernels::Cpu;
 
 use crate::Checkpoint;
-use crate::description::{Description, TokenizerSource};
-use crate::destination::{Destination, check_target};
+use crate::description::{Description, ModelConfig, RopeScaling, TokenizerSource};
+use crate::destination::{Destination, check_file, check_target};
 use crate::error::Error;
+use crate::gguf;
 use crate::lalamo;
 use crate::quantize::input::Input;
 use crate::quantize::report::copy_licence;
 use crate::quantize::{Progress, Report, Run};
 use crate::safetensors::Dtype;
 use crate::shards::SINGLE;
+
+/// How a GGUF file begins.
+const GGUF: &[u8] = b"GGUF";
+/// What it is called until it is complete.
+const GGUF_FILE: &str = "model.gguf";
 
 /// What [`export`] writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,8 @@ pub enum Format {
     HuggingFace,
     /// A directory of lalamo, which Uzu reads: codes where the source has codes, else floats.
     Lalamo,
+    /// A GGUF file, which llama.cpp and what builds on it read.
+    Gguf,
 }
 
 /// How floats are stored: weights that are no codes, and the scales of codes.
@@ -39,6 +47,8 @@ pub enum Floats {
     F16,
     /// 24 bits of precision.
     F32,
+    /// Codes of 8 bits in blocks of 32; only GGUF has them.
+    Q8_0,
 }
 
 /// What [`export`] is to make.
@@ -57,7 +67,8 @@ impl Floats {
         match self {
             Floats::Bf16 => Dtype::Bf16,
             Floats::F16 => Dtype::F16,
-            Floats::F32 => Dtype::F32,
+            // `export` lets Q8_0 through to GGUF alone.
+            Floats::F32 | Floats::Q8_0 => Dtype::F32,
         }
     }
 }
@@ -75,7 +86,16 @@ pub fn export(
     options: ExportOptions,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Report, Error> {
-    check_target(target, options.force)?;
+    let file = options.format == Format::Gguf;
+    if file {
+        check_file(target, GGUF, options.force)?;
+    } else {
+        check_target(target, options.force)?;
+        if options.floats == Floats::Q8_0 {
+            let what = "cannot be made: only --format gguf has q8_0; choose bf16, f16 or f32";
+            return Err(Error::file(target, what));
+        }
+    }
     let input = Input::open(source)?;
     let input = &input;
     let Input::Model(checkpoint) = input else {
@@ -84,9 +104,13 @@ pub fn export(
             "is a drafter's folder; only models are exported",
         ));
     };
-    let destination = Destination::create(target, options.force)?;
+    let destination = if file {
+        Destination::create_file(target, GGUF, options.force)?
+    } else {
+        Destination::create(target, options.force)?
+    };
     let dir = destination.dir();
-    let weights = dir.join(SINGLE);
+    let weights = dir.join(if file { GGUF_FILE } else { SINGLE });
     let mut report = match options.format {
         Format::HuggingFace => {
             let plan = hugging_face::Plan::new(input, options.floats);
@@ -114,18 +138,34 @@ pub fn export(
             lalamo::write::write_texts(checkpoint, dir)?;
             report
         }
+        Format::Gguf => {
+            let plan = gguf::write::Plan::new(input, checkpoint, options.floats)?;
+            plan.write(Run::new(
+                cpu,
+                source,
+                input,
+                plan.writer(&weights)?,
+                plan.weights,
+                progress,
+            ))?
+        }
     };
-    if source.is_dir() {
+    if source.is_dir() && !file {
         copy_licence(source, dir)?;
     }
-    let written = Checkpoint::open(dir)?;
+    let written = Checkpoint::open(if file { &weights } else { dir })?;
     check(
         source,
         checkpoint.description(),
         written.description(),
         &mut report,
     )?;
-    destination.finish()?;
+    drop(written);
+    if file {
+        destination.finish_file(GGUF_FILE, GGUF)?;
+    } else {
+        destination.finish()?;
+    }
     Ok(report)
 }
 
@@ -137,22 +177,36 @@ fn check(
     after: &Description,
     report: &mut Report,
 ) -> Result<(), Error> {
-    if before.config != after.config {
+    if !is_same(&before.config, &after.config) {
         let what = "the format cannot hold a model of this shape; choose another --format";
         return Err(Error::file(source, what));
     }
+    // GGUF has a tokenizer's parts, from which its text is made anew.
     let text = |description: &Description| match &description.tokenizer {
-        TokenizerSource::Json(text) | TokenizerSource::Gguf(text) => text.clone(),
+        TokenizerSource::Json(text) => Some(text.clone()),
+        TokenizerSource::Gguf(_) => None,
+    };
+    let sorted = |ids: &[u32]| {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        ids
+    };
+    let tokenizer = match (text(before), text(after)) {
+        (Some(before), Some(after)) => before == after,
+        _ => true,
     };
     let (a, b) = (&before.generation, &after.generation);
     let same = [
-        ("the tokenizer", text(before) == text(after)),
+        ("the tokenizer", tokenizer),
         (
             "the chat template",
             before.chat_template == after.chat_template,
         ),
         ("the token before a text", a.bos == b.bos),
-        ("the tokens that end an answer", a.eos == b.eos),
+        (
+            "the tokens that end an answer",
+            sorted(&a.eos) == sorted(&b.eos),
+        ),
         (
             "the defaults of sampling",
             (
@@ -175,4 +229,17 @@ fn check(
         lost.map(|(what, _)| format!("{what}: changed, as the format has no place for it")),
     );
     Ok(())
+}
+
+/// Whether two descriptions are of the same model; rotary frequencies may be told in two ways, in f32.
+fn is_same(a: &ModelConfig, b: &ModelConfig) -> bool {
+    let frequencies = |config: &ModelConfig| config.attention.rope.inverse_frequencies();
+    let near = |(a, b): (f64, f64)| (a / b - 1.0).abs() < 1e-6;
+    let plain = |config: &ModelConfig| {
+        let mut config = config.clone();
+        config.attention.rope.theta = f64::from(config.attention.rope.theta as f32);
+        config.attention.rope.scaling = RopeScaling::None;
+        config
+    };
+    plain(a) == plain(b) && frequencies(a).into_iter().zip(frequencies(b)).all(near)
 }

@@ -21,6 +21,7 @@ mod table;
 mod tests;
 mod text;
 mod tokenizer;
+pub(crate) mod write;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,4 +1,4 @@
-//! Writing a safetensors file whose tensors are made one after the other.
+//! Writing a file, safetensors or another, whose tensors are made one after the other.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -44,13 +44,18 @@ impl Writer {
         metadata: &BTreeMap<String, String>,
     ) -> Result<Writer, Error> {
         let (header, left) = header(plan, metadata);
+        Writer::with_header(path, &header, left)
+    }
+
+    /// Create the file with a header of whatever format, which `left` bytes of data will follow.
+    pub fn with_header(path: &Path, header: &[u8], left: u64) -> Result<Writer, Error> {
         let file = File::create(path).map_err(Error::io(path, "write"))?;
         let mut writer = Writer {
             file,
             path: path.to_path_buf(),
             left,
         };
-        writer.put(&header)?;
+        writer.put(header)?;
         Ok(writer)
     }
 

@@ -9,12 +9,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
+use kozue_checkpoint::description::TokenizerSource;
 use kozue_checkpoint::{
     Checkpoint, Error, ExportOptions, Floats, Format, Options, Report, Size, export, quantize,
 };
 use kozue_kernels::{Cpu, Matrix};
 use serde_json::json;
 use support::{Dir, Model, Tensor};
+use tokenizers::Tokenizer;
 
 fn packed(dir: &Dir, source: &Path, name: &str, size: Size, group: usize) -> PathBuf {
     let target = dir.root.path().join(name);
@@ -329,5 +331,126 @@ fn what_cannot_be_exported_is_one_line() {
         &stopped,
         Format::Lalamo,
         "divided by a list of numbers",
+    );
+}
+
+fn tiny(name: &str) -> PathBuf {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny");
+    root.join(name)
+}
+
+/// How a checkpoint's tokenizer cuts a text.
+fn cut(path: &Path) -> Vec<u32> {
+    let checkpoint = open(path);
+    let (TokenizerSource::Json(json) | TokenizerSource::Gguf(json)) =
+        &checkpoint.description().tokenizer;
+    let tokenizer: Tokenizer = json.parse().unwrap();
+    let text = "Hello, world! 12345 naïve\n\n  def f(x):\n\treturn x'll <|im_end|> über";
+    let encoding = tokenizer.encode_fast(text, false).unwrap();
+    encoding.get_ids().to_vec()
+}
+
+#[test]
+fn models_go_through_gguf_and_back() {
+    for name in [
+        "llama",
+        "llama3-rope",
+        "qwen2",
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5-gva",
+        "qwen3_5-multimodal",
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let source = tiny(name);
+        for floats in [Floats::F32, Floats::Q8_0] {
+            let target = root.path().join(format!("{floats:?}.gguf"));
+            let report = exported(&source, &target, Format::Gguf, floats)
+                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!(report.notes, [""; 0], "{name}");
+            assert_eq!(cut(&source), cut(&target), "{name}");
+            let (before, after) = (open(&source), open(&target));
+            assert_eq!(
+                before.description().chat_template,
+                after.description().chat_template
+            );
+            assert_eq!(
+                before.description().generation.bos,
+                after.description().generation.bos
+            );
+            for info in before.tensors() {
+                if !after.holds(&info.name) {
+                    assert!(
+                        info.aside && !info.name.starts_with("mtp."),
+                        "{}",
+                        info.name
+                    );
+                    continue;
+                }
+                let len = info.shape.iter().product();
+                let stored = before.vector(&info.name, len).unwrap();
+                let found = after.vector(&info.name, len).unwrap();
+                let most = stored.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                let bound = match floats {
+                    // 1 is added to norms and taken off again, decays go through exp and ln.
+                    Floats::F32 if info.shape.len() == 1 => 1e-6 * most.max(1.0),
+                    Floats::F32 => 0.0,
+                    _ => most / 200.0,
+                };
+                for (a, b) in stored.iter().zip(&found) {
+                    assert!((a - b).abs() <= bound, "{name} {}: {a} {b}", info.name);
+                }
+            }
+        }
+        assert_eq!(Dir::names(root.path()), ["F32.gguf", "Q8_0.gguf"]);
+    }
+}
+
+#[test]
+fn files_that_stand_at_the_target_are_safe() {
+    let root = tempfile::tempdir().unwrap();
+    let target = root.path().join("model.gguf");
+    let make = |force, floats| {
+        let options = ExportOptions {
+            format: Format::Gguf,
+            floats,
+            force,
+        };
+        let cpu = Cpu::new(Some(1));
+        export(&cpu, &tiny("qwen2"), &target, options, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .map(drop)
+        .map_err(|error| error.to_string())
+    };
+    let says = |result: Result<(), String>, expected: &str| {
+        let text = result.expect_err("written");
+        assert!(text.contains(expected) && !text.contains('\n'), "{text}");
+    };
+    fs::write(&target, "years of work").unwrap();
+    says(make(true, Floats::F16), "another kind of file");
+    fs::remove_file(&target).unwrap();
+    make(false, Floats::F32).unwrap();
+    let before = fs::metadata(&target).unwrap().len();
+    says(make(false, Floats::F16), "use --force");
+    make(true, Floats::F16).unwrap();
+    assert!(fs::metadata(&target).unwrap().len() < before);
+    assert_eq!(Dir::names(root.path()), ["model.gguf"]);
+    let dir = root.path().join("hf");
+    let wrong = exported(&tiny("qwen2"), &dir, Format::HuggingFace, Floats::Q8_0);
+    assert!(
+        wrong
+            .unwrap_err()
+            .to_string()
+            .contains("only --format gguf has q8_0")
+    );
+    // A tokenizer that llama.cpp has no name for.
+    let unnamed = Model::qwen2().write();
+    let wrong = exported(&unnamed.path, &dir, Format::Gguf, Floats::F16);
+    assert!(
+        wrong
+            .unwrap_err()
+            .to_string()
+            .contains("has no name in GGUF")
     );
 }

@@ -227,9 +227,10 @@ pub enum Size {
 pub struct ExportArgs {
     /// Model to read: a directory, a GGUF file or a name on the hub
     pub source: PathBuf,
-    /// Directory to make
+    /// Directory to make; with --format gguf a file
     pub target: PathBuf,
-    /// hf: plain floats, for transformers; lalamo: codes as they are, for Uzu
+    /// hf: plain floats, for transformers; lalamo: codes as they are, for Uzu; gguf: floats or q8_0,
+    /// for llama.cpp
     #[arg(long, value_enum)]
     pub format: ExportFormat,
     /// Type of floats, and of the scales of codes (f32 keeps every bit)
@@ -250,6 +251,7 @@ pub struct ExportArgs {
 pub enum ExportFormat {
     Hf,
     Lalamo,
+    Gguf,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -257,6 +259,9 @@ pub enum Floats {
     Bf16,
     F16,
     F32,
+    /// 8 bits, in GGUF files only
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 #[derive(Args)]

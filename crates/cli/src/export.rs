@@ -15,11 +15,13 @@ pub fn run(args: &ExportArgs) -> Result<(), Failure> {
         format: match args.format {
             ExportFormat::Hf => Format::HuggingFace,
             ExportFormat::Lalamo => Format::Lalamo,
+            ExportFormat::Gguf => Format::Gguf,
         },
         floats: match args.floats {
             Floats::Bf16 => kozue_checkpoint::Floats::Bf16,
             Floats::F16 => kozue_checkpoint::Floats::F16,
             Floats::F32 => kozue_checkpoint::Floats::F32,
+            Floats::Q8_0 => kozue_checkpoint::Floats::Q8_0,
         },
         force: args.force,
     };

@@ -4,12 +4,13 @@
 mod tiny;
 
 use std::fs;
+use std::ops::ControlFlow;
 
-use kozue_checkpoint::Checkpoint;
+use kozue_checkpoint::{Checkpoint, ExportOptions, Floats, Format, export};
 use kozue_kernels::{Cpu, KvType};
 use kozue_model::Model;
 use serde_json::Value;
-use tiny::{argmax, reference};
+use tiny::{Tiny, all, argmax, folder, reference};
 
 fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
@@ -85,4 +86,31 @@ fn greedy_tokens_are_those_of_the_dequantised_weights() {
         }
     }
     assert_eq!(directories, 8);
+}
+
+/// GGUF files of 32 bits that `export` makes: transformers' greedy tokens on the source.
+#[test]
+fn exported_gguf_files_write_what_their_source_writes() {
+    let cpu = Cpu::new(Some(1));
+    for name in all() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("model.gguf");
+        let options = ExportOptions {
+            format: Format::Gguf,
+            floats: Floats::F32,
+            force: false,
+        };
+        export(&cpu, &folder().join(&name), &target, options, &mut |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap_or_else(|error| panic!("{name}: {error}"));
+        let model = Model::load(&Checkpoint::open(&target).unwrap(), KvType::F32).unwrap();
+        let expected = Tiny::open(&name).prompt("short");
+        let greedy = &expected.greedy[..40];
+        let ours: Vec<u32> = logits(&model, &expected.prompt, greedy)
+            .iter()
+            .map(|logits| argmax(logits))
+            .collect();
+        assert_eq!(ours, greedy, "{name}");
+    }
 }

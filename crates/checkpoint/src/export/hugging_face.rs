@@ -96,7 +96,7 @@ pub(super) fn write_texts(input: &Input, dir: &Path, floats: Floats) -> Result<(
     let dtype = match floats {
         Floats::Bf16 => "bfloat16",
         Floats::F16 => "float16",
-        Floats::F32 => "float32",
+        Floats::F32 | Floats::Q8_0 => "float32",
     };
     config.insert("dtype".to_owned(), json!(dtype));
     write_file(&dir.join("config.json"), &pretty(config))?;

@@ -20,6 +20,23 @@ pub(super) enum Format {
 }
 
 impl Format {
+    /// The number that ggml gives this type.
+    pub fn number(self) -> u32 {
+        match self {
+            Format::F32 => 0,
+            Format::F16 => 1,
+            Format::Q4_0 => 2,
+            Format::Q4_1 => 3,
+            Format::Q5_0 => 6,
+            Format::Q5_1 => 7,
+            Format::Q8_0 => 8,
+            Format::Q4K => 12,
+            Format::Q5K => 13,
+            Format::Q6K => 14,
+            Format::Bf16 => 30,
+        }
+    }
+
     /// The type that ggml gives this number, or the name of one that is not read here.
     pub fn from_ggml(number: u32) -> Result<Format, &'static str> {
         Ok(match number {

@@ -1,0 +1,296 @@
+//! Writing GGUF files as llama.cpp's converter does: its names, its order of rows, its metadata.
+//!
+//! Matrices are floats or Q8_0 (blocks of 32 codes of 8 bits with a scale in f16); norms, biases, decays
+//! and convolutions are F32, as llama.cpp wants them.
+
+mod settings;
+mod values;
+mod vocabulary;
+
+use std::path::Path;
+
+use half::f16;
+use kozue_kernels::QuantError;
+
+use super::format::Format;
+use super::names::{Place, Values, places};
+use crate::Checkpoint;
+use crate::description::RopeScaling;
+use crate::error::Error;
+use crate::export::Floats;
+use crate::layout::{Role, Slot};
+use crate::quantize::input::Input;
+use crate::quantize::{Report, Run, TensorReport, encode};
+use crate::safetensors::Dtype;
+use crate::writer::Writer;
+
+use values::Values as Metadata;
+
+/// Every tensor's data begin at a multiple of this.
+const ALIGNMENT: u64 = 32;
+/// Values of a block of Q8_0.
+const BLOCK: usize = 32;
+/// Rows that are read at a time where their order changes.
+const ROWS: usize = 64;
+
+/// Everything that is known before the first weight is read.
+pub(crate) struct Plan {
+    metadata: Metadata,
+    tensors: Vec<Tensor>,
+    pub weights: u64,
+}
+
+struct Tensor {
+    stored: String,
+    /// Outputs first, as the file has it.
+    shape: Vec<usize>,
+    format: Format,
+    content: Content,
+}
+
+enum Content {
+    /// A tensor of the model, which was stored so.
+    Of(Place, Slot, String, u64),
+    /// Divisors of the rotary frequencies.
+    Factors(Vec<f32>),
+}
+
+impl Plan {
+    pub fn new(input: &Input, checkpoint: &Checkpoint, floats: Floats) -> Result<Plan, Error> {
+        let description = checkpoint.description();
+        let config = &description.config;
+        let places = places(config, |_| false);
+        let mut tensors = Vec::new();
+        let mut weights = 0;
+        for (slot, info) in input.tensors() {
+            let place = places.iter().find(|place| place.name == slot.name);
+            let Some(place) = place else {
+                let what = "has no name in GGUF";
+                return Err(Error::tensor(checkpoint.path(), &slot.name, what));
+            };
+            weights += slot.shape.iter().product::<usize>() as u64;
+            let matrix = slot.role != Role::Vector;
+            tensors.push(Tensor {
+                stored: place.stored.clone(),
+                shape: slot
+                    .shape
+                    .iter()
+                    .copied()
+                    .filter(|&n| n != 1 || matrix)
+                    .collect(),
+                format: if matrix {
+                    format(floats, slot.shape[slot.shape.len() - 1])
+                } else {
+                    Format::F32
+                },
+                content: Content::Of(place.clone(), slot, info.format, info.bytes),
+            });
+        }
+        if let Some(factors) = factors(&config.attention.rope.scaling, description) {
+            tensors.push(Tensor {
+                stored: "rope_freqs.weight".to_owned(),
+                shape: vec![factors.len()],
+                format: Format::F32,
+                content: Content::Factors(factors),
+            });
+        }
+        let ahead = checkpoint.holds(&format!("{}fc.weight", crate::layout::MTP));
+        let mut metadata = Metadata::default();
+        settings::write(&mut metadata, description, floats, usize::from(ahead));
+        vocabulary::write(&mut metadata, checkpoint)?;
+        Ok(Plan {
+            metadata,
+            tensors,
+            weights,
+        })
+    }
+
+    pub fn writer(&self, path: &Path) -> Result<Writer, Error> {
+        let mut header = b"GGUF".to_vec();
+        header.extend(3u32.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.metadata.count as u64).to_le_bytes());
+        header.extend(&self.metadata.bytes);
+        let mut offset = 0u64;
+        for tensor in &self.tensors {
+            values::text(&mut header, &tensor.stored);
+            header.extend((tensor.shape.len() as u32).to_le_bytes());
+            // The innermost dimension comes first.
+            for &n in tensor.shape.iter().rev() {
+                header.extend((n as u64).to_le_bytes());
+            }
+            header.extend(tensor.format.number().to_le_bytes());
+            header.extend(offset.to_le_bytes());
+            offset += tensor.bytes().next_multiple_of(ALIGNMENT);
+        }
+        header.resize(header.len().next_multiple_of(ALIGNMENT as usize), 0);
+        Writer::with_header(path, &header, offset)
+    }
+
+    pub fn write(&self, mut run: Run) -> Result<Report, Error> {
+        let mut report = Report {
+            tensors: Vec::new(),
+            notes: Vec::new(),
+            bytes_before: 0,
+            bytes_after: self.tensors.iter().map(Tensor::bytes).sum(),
+            weights: self.weights,
+        };
+        for tensor in &self.tensors {
+            let mut error = QuantError::default();
+            match &tensor.content {
+                Content::Factors(factors) => {
+                    let bytes = encode(Dtype::F32, factors, &mut error);
+                    run.writer.data(&bytes)?;
+                }
+                Content::Of(place, slot, from, bytes) => {
+                    tensor.write(&mut run, place, slot, &mut error)?;
+                    run.input.release(&slot.name);
+                    report.bytes_before += bytes;
+                    report.tensors.push(TensorReport {
+                        name: tensor.stored.clone(),
+                        shape: tensor.shape.clone(),
+                        from: from.clone(),
+                        to: tensor.format.name().to_owned(),
+                        bytes: tensor.bytes(),
+                        relative_error: Some(error.relative_rms()).filter(|&error| error > 0.0),
+                        note: None,
+                    });
+                }
+            }
+            let padding = tensor.bytes().next_multiple_of(ALIGNMENT) - tensor.bytes();
+            run.writer.data(&vec![0; padding as usize])?;
+        }
+        run.writer.finish()?;
+        Ok(report)
+    }
+}
+
+impl Tensor {
+    fn bytes(&self) -> u64 {
+        let (width, rows) = self.shape.split_last().map_or((0, 0), |(width, rest)| {
+            (*width, rest.iter().product::<usize>())
+        });
+        (rows * self.format.row_bytes(width)) as u64
+    }
+
+    /// Its rows in the order of the file.
+    fn write(
+        &self,
+        run: &mut Run,
+        place: &Place,
+        slot: &Slot,
+        error: &mut QuantError,
+    ) -> Result<(), Error> {
+        let count = slot.shape[0];
+        let mut order = vec![0; count];
+        for row in 0..count {
+            order[place.rows.stored(row)] = row;
+        }
+        let change = |values: &mut [f32]| {
+            for value in values {
+                *value = match place.values {
+                    Values::Same => *value,
+                    Values::PlusOne => *value + 1.0,
+                    Values::MinusExp => -value.exp(),
+                };
+            }
+        };
+        if slot.role == Role::Vector {
+            let len = slot.shape.iter().product();
+            let width = len / count;
+            let all = run.input.vector(&slot.name, len)?;
+            let mut values = Vec::with_capacity(len);
+            for row in order {
+                values.extend(&all[row * width..(row + 1) * width]);
+            }
+            change(&mut values);
+            run.writer.data(&self.encode(&values, error))?;
+            return run.advance(&slot.name, len);
+        }
+        let k = slot.shape[1];
+        let mut columns = vec![0; k];
+        for column in 0..k {
+            columns[place.columns.stored(column)] = column;
+        }
+        let (mut rows, mut turned) = (Vec::new(), Vec::new());
+        for part in order.chunks(ROWS) {
+            turned.clear();
+            // Neighbours are read together.
+            for run_of_rows in part.chunk_by(|a, b| a + 1 == *b) {
+                run.read(&slot.name, k, run_of_rows[0], run_of_rows.len(), &mut rows)?;
+                for row in rows.chunks_exact(k) {
+                    turned.extend(columns.iter().map(|&column| row[column]));
+                }
+            }
+            run.release(&slot.name, turned.len());
+            run.writer.data(&self.encode(&turned, error))?;
+            run.advance(&slot.name, turned.len())?;
+        }
+        Ok(())
+    }
+
+    fn encode(&self, values: &[f32], error: &mut QuantError) -> Vec<u8> {
+        match self.format {
+            Format::F16 => encode(Dtype::F16, values, error),
+            Format::Bf16 => encode(Dtype::Bf16, values, error),
+            Format::Q8_0 => blocks(values, error),
+            _ => encode(Dtype::F32, values, error),
+        }
+    }
+}
+
+/// How a matrix of `k` inputs is stored.
+fn format(floats: Floats, k: usize) -> Format {
+    match floats {
+        Floats::Bf16 => Format::Bf16,
+        Floats::F32 => Format::F32,
+        Floats::Q8_0 if k.is_multiple_of(BLOCK) => Format::Q8_0,
+        Floats::F16 | Floats::Q8_0 => Format::F16,
+    }
+}
+
+/// Blocks of Q8_0: the scale makes the largest value 127.
+fn blocks(values: &[f32], error: &mut QuantError) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(values.len() / BLOCK * (2 + BLOCK));
+    for block in values.chunks_exact(BLOCK) {
+        let largest = block
+            .iter()
+            .fold(0.0, |most: f32, value| most.max(value.abs()));
+        let scale = f16::from_f32(largest / 127.0);
+        bytes.extend(scale.to_le_bytes());
+        let scale = scale.to_f32();
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        for value in block {
+            let code = (value * inverse).round_ties_even().clamp(-127.0, 127.0);
+            bytes.push(code as i8 as u8);
+            error.squared_error += f64::from(code * scale - value).powi(2);
+            error.squared_norm += f64::from(*value).powi(2);
+        }
+    }
+    bytes
+}
+
+/// Llama 3's stretch, for which GGUF has a list of divisors.
+fn factors(
+    scaling: &RopeScaling,
+    description: &crate::description::Description,
+) -> Option<Vec<f32>> {
+    let rope = &description.config.attention.rope;
+    match scaling {
+        RopeScaling::None | RopeScaling::Linear { .. } => None,
+        RopeScaling::Factors(factors) => Some(factors.clone()),
+        RopeScaling::Llama3 { .. } => {
+            let plain = crate::description::RopeConfig {
+                scaling: RopeScaling::None,
+                ..rope.clone()
+            };
+            let pairs = plain.inverse_frequencies().into_iter();
+            Some(
+                pairs
+                    .zip(rope.inverse_frequencies())
+                    .map(|(plain, own)| (plain / own) as f32)
+                    .collect(),
+            )
+        }
+    }
+}

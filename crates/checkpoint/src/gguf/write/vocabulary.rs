@@ -1,0 +1,174 @@
+//! The tokenizer in llama.cpp's keys, out of a tokenizer.json of byte-level BPE.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::values::Values;
+use crate::Checkpoint;
+use crate::description::TokenizerSource;
+use crate::error::Error;
+use crate::gguf::pretokenizer::pretokenizer;
+
+/// Names of ways to cut text; of several that cut alike the most usual.
+const NAMES: [&str; 8] = [
+    "qwen2",
+    "qwen35",
+    "llama-bpe",
+    "smaug-bpe",
+    "tekken",
+    "gpt-2",
+    "smollm",
+    "deepseek-coder",
+];
+
+const NORMAL: i32 = 1;
+const CONTROL: i32 = 3;
+const USER: i32 = 4;
+const UNUSED: i32 = 5;
+
+#[derive(Deserialize)]
+struct Json {
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    model: Model,
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    #[serde(default)]
+    vocab: BTreeMap<String, u32>,
+    #[serde(default)]
+    merges: Vec<Merge>,
+    #[serde(default)]
+    ignore_merges: bool,
+}
+
+/// Two tokens that make one, in the newer spelling or the older.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Pair(String, String),
+    Text(String),
+}
+
+/// Tokens, merges, the name of the way to cut, and the tokens with a meaning.
+pub(super) fn write(values: &mut Values, checkpoint: &Checkpoint) -> Result<(), Error> {
+    let description = checkpoint.description();
+    let wrong = |what: String| Error::file(checkpoint.path(), what);
+    let (TokenizerSource::Json(text) | TokenizerSource::Gguf(text)) = &description.tokenizer;
+    let json: Json = serde_json::from_str(text).map_err(|error| {
+        wrong(format!(
+            "its tokenizer is no BPE that GGUF can hold: {error}"
+        ))
+    })?;
+    let known = NAMES.into_iter().find(|name| {
+        pretokenizer(name).is_some_and(|known| {
+            bare(&known.normalizer) == bare(&json.normalizer)
+                && bare(&known.steps) == bare(&json.pre_tokenizer)
+                && known.ignore_merges == json.model.ignore_merges
+        })
+    });
+    let Some(name) = known else {
+        let what = "its tokenizer cuts text in a way that has no name in GGUF (byte-level BPE of the \
+                    known families has)";
+        return Err(wrong(what.to_owned()));
+    };
+    let size = description.config.vocab_size;
+    let mut tokens: Vec<(String, i32)> =
+        (0..size).map(|id| (format!("[PAD{id}]"), UNUSED)).collect();
+    let plain = json
+        .model
+        .vocab
+        .into_iter()
+        .map(|(text, id)| (id, text, NORMAL));
+    let added = json.added_tokens.into_iter().map(|token| {
+        let kind = if token.special { CONTROL } else { USER };
+        (token.id, token.content, kind)
+    });
+    for (id, text, kind) in plain.chain(added) {
+        match tokens.get_mut(id as usize) {
+            Some(token) => *token = (text, kind),
+            None => return Err(wrong(format!("token {id} of a vocabulary of {size}"))),
+        }
+    }
+    let id = |text: &Option<String>| {
+        let text = text.as_ref()?;
+        tokens
+            .iter()
+            .position(|token| token.0 == *text)
+            .map(|id| id as u32)
+    };
+    let generation = &description.generation;
+    values.text("tokenizer.ggml.model", "gpt2");
+    values.text("tokenizer.ggml.pre", name);
+    let first = generation.bos.or(id(&description.bos_token));
+    if let Some(first) = first {
+        values.uint("tokenizer.ggml.bos_token_id", first);
+    }
+    values.bool("tokenizer.ggml.add_bos_token", generation.bos.is_some());
+    // GGUF has one token for the end of a text, one for that of a turn, one for that of a message.
+    let mut ends: Vec<u32> = id(&description.eos_token).into_iter().collect();
+    ends.extend(
+        generation
+            .eos
+            .iter()
+            .filter(|id| !ends.contains(id))
+            .copied()
+            .collect::<Vec<_>>(),
+    );
+    for (key, end) in ["eos", "eot", "eom"].iter().zip(&ends) {
+        values.uint(&format!("tokenizer.ggml.{key}_token_id"), *end);
+    }
+    if let Some(template) = &description.chat_template {
+        values.text("tokenizer.chat_template", template);
+    }
+    let kinds: Vec<i32> = tokens.iter().map(|token| token.1).collect();
+    values.ints("tokenizer.ggml.token_type", &kinds);
+    let texts: Vec<&str> = tokens.iter().map(|token| token.0.as_str()).collect();
+    values.texts("tokenizer.ggml.tokens", &texts);
+    let merges: Vec<String> = json
+        .model
+        .merges
+        .into_iter()
+        .map(|merge| match merge {
+            Merge::Pair(left, right) => format!("{left} {right}"),
+            Merge::Text(text) => text,
+        })
+        .collect();
+    values.texts("tokenizer.ggml.merges", &merges);
+    Ok(())
+}
+
+/// What decides where text is cut: no offsets, and no sequence of one.
+fn bare(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            if let Some(Value::Array(steps)) = map.get("pretokenizers").or(map.get("normalizers"))
+                && let [only] = &steps[..]
+            {
+                return bare(only);
+            }
+            let kept = map.iter().filter(|(key, _)| *key != "trim_offsets");
+            Value::Object(
+                kept.map(|(key, value)| (key.clone(), bare(value)))
+                    .collect(),
+            )
+        }
+        Value::Array(all) => all.iter().map(bare).collect(),
+        other => other.clone(),
+    }
+}
