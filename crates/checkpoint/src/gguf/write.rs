@@ -36,6 +36,8 @@ const ROWS: usize = 64;
 /// Everything that is known before the first weight is read.
 pub(crate) struct Plan {
     metadata: Metadata,
+    /// What the tokenizer's name changes.
+    note: Option<String>,
     tensors: Vec<Tensor>,
     pub weights: u64,
 }
@@ -50,7 +52,7 @@ struct Tensor {
 
 enum Content {
     /// A tensor of the model, which was stored so.
-    Of(Place, Slot, String, u64),
+    Of(Box<Place>, Slot, String, u64),
     /// Divisors of the rotary frequencies.
     Factors(Vec<f32>),
 }
@@ -83,7 +85,7 @@ impl Plan {
                 } else {
                     Format::F32
                 },
-                content: Content::Of(place.clone(), slot, info.format, info.bytes),
+                content: Content::Of(Box::new(place.clone()), slot, info.format, info.bytes),
             });
         }
         if let Some(factors) = factors(&config.attention.rope.scaling, description) {
@@ -97,9 +99,10 @@ impl Plan {
         let ahead = checkpoint.holds(&format!("{}fc.weight", crate::layout::MTP));
         let mut metadata = Metadata::default();
         settings::write(&mut metadata, description, floats, usize::from(ahead));
-        vocabulary::write(&mut metadata, checkpoint)?;
+        let note = vocabulary::write(&mut metadata, checkpoint)?;
         Ok(Plan {
             metadata,
+            note,
             tensors,
             weights,
         })
@@ -130,7 +133,7 @@ impl Plan {
     pub fn write(&self, mut run: Run) -> Result<Report, Error> {
         let mut report = Report {
             tensors: Vec::new(),
-            notes: Vec::new(),
+            notes: self.note.iter().cloned().collect(),
             bytes_before: 0,
             bytes_after: self.tensors.iter().map(Tensor::bytes).sum(),
             weights: self.weights,

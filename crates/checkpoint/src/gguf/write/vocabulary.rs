@@ -65,8 +65,9 @@ enum Merge {
     Text(String),
 }
 
-/// Tokens, merges, the name of the way to cut, and the tokens with a meaning.
-pub(super) fn write(values: &mut Values, checkpoint: &Checkpoint) -> Result<(), Error> {
+/// Tokens, merges, the name of the way to cut, and the tokens with a meaning. Gives what changes by
+/// that.
+pub(super) fn write(values: &mut Values, checkpoint: &Checkpoint) -> Result<Option<String>, Error> {
     let description = checkpoint.description();
     let wrong = |what: String| Error::file(checkpoint.path(), what);
     let (TokenizerSource::Json(text) | TokenizerSource::Gguf(text)) = &description.tokenizer;
@@ -75,13 +76,18 @@ pub(super) fn write(values: &mut Values, checkpoint: &Checkpoint) -> Result<(), 
             "its tokenizer is no BPE that GGUF can hold: {error}"
         ))
     })?;
-    let known = NAMES.into_iter().find(|name| {
+    let cuts_so = |name: &&str| {
         pretokenizer(name).is_some_and(|known| {
-            bare(&known.normalizer) == bare(&json.normalizer)
-                && bare(&known.steps) == bare(&json.pre_tokenizer)
+            bare(&known.steps) == bare(&json.pre_tokenizer)
                 && known.ignore_merges == json.model.ignore_merges
         })
-    });
+    };
+    let composes = |value: &Value| match &bare(value) {
+        Value::Null => Some(false),
+        value => (value["type"] == "NFC").then_some(true),
+    };
+    let own = composes(&json.normalizer);
+    let known = NAMES.into_iter().filter(|_| own.is_some()).find(cuts_so);
     let Some(name) = known else {
         let what = "its tokenizer cuts text in a way that has no name in GGUF (byte-level BPE of the \
                     known families has)";
@@ -150,7 +156,10 @@ pub(super) fn write(values: &mut Values, checkpoint: &Checkpoint) -> Result<(), 
         })
         .collect();
     values.texts("tokenizer.ggml.merges", &merges);
-    Ok(())
+    let named = pretokenizer(name).and_then(|known| composes(&known.normalizer));
+    Ok((named != own).then(|| {
+        format!("the tokenizer: GGUF's name for it, {name}, says otherwise whether accents are composed first (NFC)")
+    }))
 }
 
 /// What decides where text is cut: no offsets, and no sequence of one.
