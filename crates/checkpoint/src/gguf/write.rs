@@ -61,6 +61,11 @@ impl Plan {
     pub fn new(input: &Input, checkpoint: &Checkpoint, floats: Floats) -> Result<Plan, Error> {
         let description = checkpoint.description();
         let config = &description.config;
+        let Some(arch) = settings::architecture(config) else {
+            let what = "models of this family are not written as GGUF; llama, qwen2, qwen3 and \
+                        qwen3_5 without experts are";
+            return Err(Error::file(checkpoint.path(), what));
+        };
         let places = places(config, |_| false);
         let mut tensors = Vec::new();
         let mut weights = 0;
@@ -98,7 +103,7 @@ impl Plan {
         }
         let ahead = checkpoint.holds(&format!("{}fc.weight", crate::layout::MTP));
         let mut metadata = Metadata::default();
-        settings::write(&mut metadata, description, floats, usize::from(ahead));
+        settings::write(&mut metadata, arch, description, floats, usize::from(ahead));
         let note = vocabulary::write(&mut metadata, checkpoint)?;
         Ok(Plan {
             metadata,

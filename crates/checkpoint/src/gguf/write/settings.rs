@@ -1,19 +1,33 @@
 //! The model's shape in llama.cpp's keys.
 
 use super::values::Values;
-use crate::description::{Description, Family, Mixer, RopeScaling};
+use crate::description::{Description, Family, Mixer, ModelConfig, RopeScaling};
 use crate::export::Floats;
 
+/// llama.cpp's name of an architecture; none where no such file is written.
+pub(super) fn architecture(config: &ModelConfig) -> Option<&'static str> {
+    if config.experts.is_some() {
+        return None;
+    }
+    match config.family {
+        Family::Llama => Some("llama"),
+        Family::Qwen2 => Some("qwen2"),
+        Family::Qwen3 => Some("qwen3"),
+        Family::Qwen35 => Some("qwen35"),
+        Family::Mistral | Family::Gemma3 => None,
+    }
+}
+
 /// Shape and sampling; `ahead` blocks of multi-token prediction come behind the model's own.
-pub(super) fn write(values: &mut Values, description: &Description, floats: Floats, ahead: usize) {
+pub(super) fn write(
+    values: &mut Values,
+    arch: &str,
+    description: &Description,
+    floats: Floats,
+    ahead: usize,
+) {
     let config = &description.config;
     let attention = &config.attention;
-    let arch = match config.family {
-        Family::Llama => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
-        Family::Qwen35 => "qwen35",
-    };
     let key = |name: &str| format!("{arch}.{name}");
     values.text("general.architecture", arch);
     values.text("general.type", "model");
