@@ -10,7 +10,7 @@ use kozue_checkpoint::{Checkpoint, ExportOptions, Floats, Format, export};
 use kozue_kernels::{Cpu, KvType};
 use kozue_model::Model;
 use serde_json::Value;
-use tiny::{Tiny, all, argmax, folder, reference};
+use tiny::{Tiny, argmax, folder, reference};
 
 fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
@@ -92,7 +92,16 @@ fn greedy_tokens_are_those_of_the_dequantised_weights() {
 #[test]
 fn exported_gguf_files_write_what_their_source_writes() {
     let cpu = Cpu::new(Some(1));
-    for name in all() {
+    for name in [
+        "llama",
+        "llama3-rope",
+        "qwen2",
+        "qwen3",
+        "qwen3_5",
+        "qwen3_5-deep",
+        "qwen3_5-gva",
+        "qwen3_5-multimodal",
+    ] {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("model.gguf");
         let options = ExportOptions {
@@ -100,12 +109,12 @@ fn exported_gguf_files_write_what_their_source_writes() {
             floats: Floats::F32,
             force: false,
         };
-        export(&cpu, &folder().join(&name), &target, options, &mut |_| {
+        export(&cpu, &folder().join(name), &target, options, &mut |_| {
             ControlFlow::Continue(())
         })
         .unwrap_or_else(|error| panic!("{name}: {error}"));
         let model = Model::load(&Checkpoint::open(&target).unwrap(), KvType::F32).unwrap();
-        let expected = Tiny::open(&name).prompt("short");
+        let expected = Tiny::open(name).prompt("short");
         let greedy = &expected.greedy[..40];
         let ours: Vec<u32> = logits(&model, &expected.prompt, greedy)
             .iter()
