@@ -14,15 +14,29 @@ pub enum Isa {
     Avx512Vnni,
     /// `Avx512Vnni` and AMX tiles of int8, which the operating system has let this process use.
     Amx,
+    /// NEON, any 64-bit ARM processor.
+    Neon,
+    /// NEON with dot products of int8.
+    NeonDot,
+    /// `NeonDot` and products of int8 matrices.
+    NeonI8mm,
 }
+
+/// From the plainest to the widest of each kind of processor.
+const ALL: [Isa; 7] = [
+    Isa::Portable,
+    Isa::Avx2,
+    Isa::Avx512Vnni,
+    Isa::Amx,
+    Isa::Neon,
+    Isa::NeonDot,
+    Isa::NeonI8mm,
+];
 
 impl Isa {
     /// Every instruction set this process can use, from the plainest to the widest.
     pub fn available() -> Vec<Isa> {
-        [Isa::Portable, Isa::Avx2, Isa::Avx512Vnni, Isa::Amx]
-            .into_iter()
-            .filter(|isa| isa.is_available())
-            .collect()
+        ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
     /// The widest instruction set this process can use.
@@ -40,7 +54,12 @@ impl Isa {
             Isa::Avx512Vnni => x86::avx512_vnni(),
             #[cfg(target_arch = "x86_64")]
             Isa::Amx => x86::amx(),
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => true,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => arm::dot(),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => arm::i8mm(),
             _ => false,
         }
     }
@@ -52,6 +71,9 @@ impl Isa {
             Isa::Avx2 => "avx2",
             Isa::Avx512Vnni => "avx512-vnni",
             Isa::Amx => "amx-int8",
+            Isa::Neon => "neon",
+            Isa::NeonDot => "neon-dotprod",
+            Isa::NeonI8mm => "neon-i8mm",
         }
     }
 }
@@ -66,13 +88,11 @@ impl FromStr for Isa {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        [Isa::Portable, Isa::Avx2, Isa::Avx512Vnni, Isa::Amx]
-            .into_iter()
+        ALL.into_iter()
             .find(|isa| isa.name() == name)
             .ok_or_else(|| {
-                format!(
-                    "no instruction set \"{name}\"; known: portable, avx2, avx512-vnni, amx-int8"
-                )
+                let known = ALL.map(Isa::name).join(", ");
+                format!("no instruction set \"{name}\"; known: {known}")
             })
     }
 }
@@ -133,6 +153,19 @@ mod x86 {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod arm {
+    use std::arch::is_aarch64_feature_detected;
+
+    pub fn dot() -> bool {
+        is_aarch64_feature_detected!("dotprod")
+    }
+
+    pub fn i8mm() -> bool {
+        dot() && is_aarch64_feature_detected!("i8mm")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,9 +175,12 @@ mod tests {
         let available = Isa::available();
         assert_eq!(available[0], Isa::Portable);
         assert_eq!(Isa::best(), *available.last().unwrap());
-        for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512Vnni, Isa::Amx] {
+        for isa in ALL {
             assert_eq!(isa.name().parse(), Ok(isa));
         }
         assert!("sse".parse::<Isa>().is_err());
+        let arm = [Isa::Neon, Isa::NeonDot, Isa::NeonI8mm];
+        let here = available.iter().any(|isa| arm.contains(isa));
+        assert_eq!(here, cfg!(target_arch = "aarch64"));
     }
 }

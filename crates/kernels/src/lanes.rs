@@ -1,9 +1,11 @@
 //! Sixteen f32 lanes, the same operations in the same order on every instruction set.
 //!
-//! A kernel is written once, as a [`Kernel`] over a [`Simd`], and compiled for AVX-512, for AVX2
-//! and for plain Rust. Every operation here is one IEEE operation per lane, multiply-add is always
-//! fused, and sums across lanes follow one fixed tree, so all three give the same bits.
+//! A kernel is written once, as a [`Kernel`] over a [`Simd`], and compiled for AVX-512, for AVX2,
+//! for NEON and for plain Rust. Every operation here is one IEEE operation per lane, multiply-add is
+//! always fused, and sums across lanes follow one fixed tree, so all of them give the same bits.
 
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -217,6 +219,21 @@ fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     s.zero_below(x, low, p)
 }
 
+/// A method whose body needs the features that its type proves.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+macro_rules! with_features {
+    ($(fn $name:ident($($arg:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => { $(
+        #[inline(always)]
+        fn $name(self, $($arg: $t),*) $(-> $r)? {
+            // SAFETY: the token's existence proves the features. Pointers come from references
+            // to arrays as long as what is read or written, and the accesses are unaligned.
+            unsafe { $body }
+        }
+    )* };
+}
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use with_features;
+
 /// A computation to be compiled for every instruction set. `run` must be `#[inline(always)]`, as
 /// must whatever it calls, or it is compiled without the instructions it is meant to use.
 pub(crate) trait Kernel {
@@ -237,6 +254,10 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
             // SAFETY: the processor has just been asked for these features.
             return unsafe { x86::run_avx2(kernel) };
         }
+    }
+    #[cfg(target_arch = "aarch64")]
+    if isa >= Isa::Neon {
+        return neon::run_neon(kernel);
     }
     let _ = isa;
     run_portable(kernel)

@@ -17,6 +17,8 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod input;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
@@ -525,12 +527,19 @@ fn packed_tile(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { avx2::tile(matrix, tile, blocks, input, sums) },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe {
+            neon::tile(isa, matrix, tile, blocks, input, sums)
+        },
         _ => portable::tile(matrix, tile, blocks, input, sums),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use amx::peak as amx_peak;
+#[cfg(target_arch = "aarch64")]
+pub(crate) use neon::peak as neon_peak;
 
 #[cfg(test)]
 mod tests;

@@ -97,6 +97,9 @@ fn multiply(isa: Isa) -> i32 {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::multiply_avx2() },
+        #[cfg(target_arch = "aarch64")]
+        // SAFETY: as above.
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => unsafe { crate::linear::neon_peak(isa, MACS) },
         _ => multiply_any(),
     }
 }

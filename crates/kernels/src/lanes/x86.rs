@@ -1,6 +1,6 @@
 //! AVX-512 and AVX2.
 
-use super::{Kernel, LANES, Simd};
+use super::{Kernel, LANES, Simd, with_features};
 use half::f16;
 use std::arch::x86_64::*;
 
@@ -36,18 +36,6 @@ pub(super) fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
 #[inline(never)]
 pub(super) fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2(()))
-}
-
-/// A method whose body needs the features that its type proves.
-macro_rules! with_features {
-    ($(fn $name:ident($($arg:ident: $t:ty),*) $(-> $r:ty)? $body:block)*) => { $(
-        #[inline(always)]
-        fn $name(self, $($arg: $t),*) $(-> $r)? {
-            // SAFETY: the token's existence proves the features. Pointers come from references
-            // to arrays as long as what is read or written, and the accesses are unaligned.
-            unsafe { $body }
-        }
-    )* };
 }
 
 impl Simd for Avx512 {

@@ -148,6 +148,10 @@ pub(crate) struct Slab<'a> {
     pub sums: &'a [i32],
     /// -128 * sum, which takes a zero point of 128 off a product, for each of 16 outputs:
     /// [group][row][16], or empty.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "only AMX takes them")
+    )]
     pub offsets: &'a [i32],
 }
 
