@@ -229,7 +229,28 @@ pub(crate) fn check_target(target: &Path, force: bool) -> Result<(), Error> {
             "exists; use --force to replace this checkpoint",
         ));
     }
+    for entry in fs::read_dir(target).map_err(Error::io(target, "read"))? {
+        let entry = entry.map_err(Error::io(target, "read"))?;
+        if !may_be_written(&entry) {
+            return Err(Error::file(
+                target,
+                format!(
+                    "{} in it was not written by a conversion and would be lost; move it away or name another place",
+                    entry.file_name().display()
+                ),
+            ));
+        }
+    }
     Ok(())
+}
+
+/// Whether a conversion may have written this entry of a directory: drafters in folders of their
+/// own and notes are their users'.
+fn may_be_written(entry: &fs::DirEntry) -> bool {
+    let name = entry.file_name();
+    let ending = Path::new(&name).extension().and_then(OsStr::to_str);
+    entry.file_type().is_ok_and(|kind| kind.is_file())
+        && ending.is_some_and(|ending| ["json", "jinja", "safetensors"].contains(&ending))
 }
 
 /// As [`check_target`], of a file whose first bytes are `magic`.

@@ -273,6 +273,14 @@ fn what_stands_at_the_target_is_safe() {
         convert(&dir, M64),
         "packed: exists; use --force to replace this checkpoint",
     );
+    // What its user put into it stays.
+    let drafter = target.join("dflash");
+    fs::create_dir(&drafter).unwrap();
+    assert_fails(
+        convert(&dir, force),
+        "packed: dflash in it was not written by a conversion and would be lost; move it away or name another place",
+    );
+    fs::remove_dir(&drafter).unwrap();
     convert_well(
         &dir,
         Options {

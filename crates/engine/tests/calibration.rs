@@ -168,4 +168,11 @@ fn what_cannot_be_calibrated_is_told_before_the_work() {
     fs::write(target.join("thesis.txt"), "years of work").unwrap();
     let error = told(&tiny("qwen3"), &target, texts().0);
     assert!(error.contains("was not written by Kozue"), "{error}");
+    // A folder of the name that its parts would have, and a user's.
+    let parts = folder.path().join(".new.calibration");
+    fs::create_dir(&parts).unwrap();
+    fs::write(parts.join("thesis.txt"), "years of work").unwrap();
+    let error = told(&tiny("qwen3"), &folder.path().join("new"), texts().0);
+    assert!(error.contains("was not made by one"), "{error}");
+    assert_eq!(names(&parts), ["thesis.txt"]);
 }

@@ -30,9 +30,12 @@ pub(super) fn refuse_unsupported(text: &Fields) -> Result<(), Error> {
 
 /// The layers where `layer_types` does not list them: every so many sees everything.
 pub(super) fn layers(count: usize, text: &Fields) -> Result<Vec<Mixer>, Error> {
-    let pattern = text
-        .size("sliding_window_pattern", MAX_LAYERS)?
-        .unwrap_or(6);
+    let mut pattern = text.size("sliding_window_pattern", MAX_LAYERS)?;
+    if pattern.is_none() {
+        // As transformers 5 writes it.
+        pattern = text.size("_sliding_window_pattern", MAX_LAYERS)?;
+    }
+    let pattern = pattern.unwrap_or(6);
     let mixer = |layer: usize| {
         if (layer + 1).is_multiple_of(pattern) {
             Mixer::Attention
@@ -57,6 +60,12 @@ pub(super) fn ropes(head_dim: usize, text: &Fields) -> Result<(RopeConfig, RopeC
         ..full.clone()
     };
     if let Some(nested) = text.object("rope_parameters")? {
+        if nested.get("rope_type").is_some() || nested.get("rope_theta").is_some() {
+            return Err(text.error(
+                "rope_parameters",
+                "Gemma 3 has one object for full_attention and one for sliding_attention in it",
+            ));
+        }
         for (name, rope) in [
             ("full_attention", &mut full),
             ("sliding_attention", &mut local),

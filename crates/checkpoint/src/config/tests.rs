@@ -219,4 +219,17 @@ fn gemma3_alone_and_inside_a_multimodal_model() {
         said.contains("attn_logit_softcapping: capped logits"),
         "{said}"
     );
+    let said = says(json!({
+        "hidden_size": 64, "intermediate_size": 64, "model_type": "gemma3_text",
+        "num_hidden_layers": 1, "rope_parameters": {"rope_type": "yarn", "factor": 8.0},
+    }));
+    assert!(
+        said.contains("rope_parameters: Gemma 3 has one object"),
+        "{said}"
+    );
+    let written = read(json!({
+        "hidden_size": 64, "intermediate_size": 64, "model_type": "gemma3_text",
+        "num_hidden_layers": 4, "_sliding_window_pattern": 2,
+    }));
+    assert_eq!(written.count(Mixer::Attention), 2);
 }

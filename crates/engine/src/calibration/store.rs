@@ -50,8 +50,18 @@ impl Store {
         hidden.push(".calibration");
         let folder = target.with_file_name(hidden);
         let told = |error: io::Error| Error::Model(format!("{}: {error}", folder.display()));
-        fs::create_dir_all(&folder).map_err(told)?;
         let path = folder.join("identity");
+        let foreign = match fs::symlink_metadata(&folder) {
+            Ok(kind) if kind.is_dir() => !path.exists() && !is_empty(&folder),
+            found => found.is_ok(),
+        };
+        if foreign {
+            return Err(Error::Model(format!(
+                "{}: is in the way of the calibration and was not made by one; move it away, or name another target",
+                folder.display()
+            )));
+        }
+        fs::create_dir_all(&folder).map_err(told)?;
         let mut options = OpenOptions::new();
         let file = options
             .create(true)
@@ -119,7 +129,10 @@ impl Store {
             file.sync_all()?;
             fs::rename(&unfinished, &path)
         };
-        write().map_err(|error| Error::Model(format!("{}: {error}", path.display())))?;
+        write().map_err(|error| {
+            let _ = fs::remove_file(&unfinished);
+            Error::Model(format!("{}: {error}", path.display()))
+        })?;
         for (name, _) in part {
             self.parts.insert(name.clone(), index);
         }
@@ -153,6 +166,10 @@ impl Store {
         // What is left over does no harm: the next calibration to the same place removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn encoded(part: &[(String, Rounded)]) -> Vec<u8> {
