@@ -129,16 +129,14 @@ fn eval_tells_perplexity_and_the_distance_from_a_reference() {
         "{}",
         stdout(&shown)
     );
-    fails(
-        &run(&[&args[..4], &["--against-kv", "f16"]].concat()),
-        2,
-        &["--against <MODEL>"],
-    );
-    fails(
-        &run(&[&args[..4], &["--ctx", "1"]].concat()),
-        2,
-        &["at least 2"],
-    );
+    for (wrong, word) in [
+        (["--against-kv", "f16"], "--against <MODEL>"),
+        (["--ctx", "1"], "at least 2"),
+    ] {
+        let refused = run(&[&args[..4], &wrong].concat());
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(stderr(&refused).contains(word), "{}", stderr(&refused));
+    }
 
     let foreign = tiny("llama");
     let args = [
