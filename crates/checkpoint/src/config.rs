@@ -311,9 +311,9 @@ fn experts(family: Family, text: &Fields) -> Result<ExpertsConfig, Error> {
             "layers without experts among others are not supported",
         ));
     }
-    let count = match text.size("num_experts", MAX_EXPERTS)? {
+    let count = match text.size("num_local_experts", MAX_EXPERTS)? {
         Some(count) => count,
-        None => text.required_size("num_local_experts", MAX_EXPERTS)?,
+        None => text.required_size("num_experts", MAX_EXPERTS)?,
     };
     let chosen = text.required_size("num_experts_per_tok", MAX_EXPERTS)?;
     if chosen > count {

@@ -33,6 +33,10 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
             calibrate(&cpu, &source, &args.target, options, text, progress).map_err(Failure::from)
         }
         None => quantize(&cpu, &source, &args.target, options, progress).map_err(Failure::failed),
-    })?;
+    });
+    if let (Err(Failure::Interrupted { .. }), Some(_)) = (&report, &text) {
+        eprintln!("kozue: finished layers are kept; the same command goes on after them");
+    }
+    let report = report?;
     conversion::show(&args.target, args.quiet, &report).map_err(Failure::output)
 }
