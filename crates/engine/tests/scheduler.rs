@@ -342,16 +342,16 @@ fn requests_run_side_by_side() {
 
 #[test]
 fn requests_that_memory_has_no_room_for_wait() {
-    // 103 tokens, 4 tokens, 200 tokens.
+    // 103 tokens, 4 tokens, 300 tokens: one page, one, and two.
     let requests = [
         request(&[1, 2, 3], 100),
         request(&[7], 3),
-        request(&[8], 199),
+        request(&[8], 299),
     ];
     let options = SchedulerOptions {
         parallel: 4,
         // One byte too few for the first and the third.
-        memory: Some(LOADED.sequence_bytes(103) + LOADED.sequence_bytes(200) - 1),
+        memory: Some(LOADED.sequence_bytes(103) + LOADED.sequence_bytes(300) - 1),
         ..SchedulerOptions::default()
     };
     let waits = [
