@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::writer::{Planned, Writer};
 
 /// A matrix whose codes somebody else has chosen.
+#[derive(Clone, Debug)]
 pub struct Rounded {
     /// In the order of [`kozue_kernels::pack`], with the spec of [`Conversion::packed`].
     pub bytes: Vec<u8>,

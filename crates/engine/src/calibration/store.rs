@@ -29,6 +29,8 @@ pub(super) struct Store {
     _lock: File,
     /// In which part a matrix is.
     parts: HashMap<String, usize>,
+    /// The part that was last asked for a matrix: those of a layer are asked for one after the other.
+    open: Option<(usize, Part)>,
 }
 
 type Part = Vec<(String, Rounded)>;
@@ -92,6 +94,7 @@ impl Store {
             folder,
             _lock: file,
             parts: HashMap::new(),
+            open: None,
         })
     }
 
@@ -133,6 +136,7 @@ impl Store {
             let _ = fs::remove_file(&unfinished);
             Error::Model(format!("{}: {error}", path.display()))
         })?;
+        self.open = None;
         for (name, _) in part {
             self.parts.insert(name.clone(), index);
         }
@@ -153,12 +157,15 @@ impl Store {
             action: "read",
             source,
         };
-        let part = parse(&fs::read(&path).map_err(gone)?);
-        let found = part.into_iter().flatten().find(|(of, _)| of == name);
-        match found {
-            Some((_, rounded)) => Ok(Some(rounded)),
-            None => Err(gone(io::Error::from(io::ErrorKind::InvalidData))),
-        }
+        let damaged = || gone(io::Error::from(io::ErrorKind::InvalidData));
+        let part = match self.open.take() {
+            Some((open, part)) if open == index => part,
+            _ => parse(&fs::read(&path).map_err(gone)?).ok_or_else(damaged)?,
+        };
+        let (_, part) = self.open.insert((index, part));
+        let found = part.iter().find(|(of, _)| of == name);
+        let (_, rounded) = found.ok_or_else(damaged)?;
+        Ok(Some(rounded.clone()))
     }
 
     /// Removes the folder, whose parts are all in the target now.
