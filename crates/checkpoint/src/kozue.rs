@@ -136,10 +136,12 @@ impl Kozue {
 /// What config.json tells of the packing. Each tensor says it again, and that is what counts; but
 /// a value that no conversion writes is a sign of damage.
 fn check_information(ours: &Fields) -> Result<(), Error> {
-    if let Some(size) = ours.text("size")?
-        && !["M", "L"].contains(&size)
-    {
-        return Err(ours.error("size", format!("{size:?} is neither \"M\" nor \"L\"")));
+    for key in ["size", "head"] {
+        if let Some(size) = ours.text(key)?
+            && !["M", "L"].contains(&size)
+        {
+            return Err(ours.error(key, format!("{size:?} is neither \"M\" nor \"L\"")));
+        }
     }
     if let Some(group) = ours.size("group", u32::MAX as usize)?
         && ![32, 64, 128].contains(&group)

@@ -47,6 +47,11 @@ pub(crate) fn is_expert(name: &str) -> bool {
     name.contains(EXPERTS)
 }
 
+/// The embedding table, which is the head too where they are tied.
+pub const EMBED: &str = "model.embed_tokens.weight";
+/// The head, where it is a matrix of its own.
+pub const HEAD: &str = "lm_head.weight";
+
 /// Start of the names of a multi-token prediction head, which only drafting uses.
 pub(crate) const MTP: &str = "mtp.";
 

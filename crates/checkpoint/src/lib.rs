@@ -55,6 +55,7 @@ pub use drafter::{
 pub use error::Error;
 pub use export::{ExportOptions, Floats, Format, export};
 pub use fingerprint::fingerprint;
+pub use layout::{EMBED, HEAD};
 pub use quantize::{Conversion, Options, Progress, Report, Rounded, Size, TensorReport, quantize};
 pub use reads::Tensors;
 pub use repository::{RepositoryFiles, repository_files};

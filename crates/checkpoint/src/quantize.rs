@@ -48,6 +48,8 @@ pub enum Size {
 pub struct Options {
     /// Bits of a weight.
     pub size: Size,
+    /// Those of the embedding table and the head, where they are to be others.
+    pub head: Option<Size>,
     /// Inputs that share a scale: 32, 64 or 128.
     pub group: usize,
     /// Whether an existing Kozue checkpoint is replaced.
@@ -130,15 +132,15 @@ impl<'a> Run<'a> {
         let (to, error) = match &step.action {
             Action::Pack(signs) => {
                 let rotation = &plan.rotations[signs];
-                let spec = plan.quantizer.spec(step.shape[0], step.shape[1]);
+                let spec = plan.spec(step);
                 let error = match rounded {
                     Some(rounded) => self.copy(step, &spec, &rounded)?,
-                    None => self.pack(step, &plan.quantizer, rotation)?,
+                    None => self.pack(step, plan.quantizer(&step.name), rotation)?,
                 };
                 (format_name(&spec), error)
             }
             Action::Move(_) => {
-                let spec = plan.quantizer.spec(step.shape[0], step.shape[1]);
+                let spec = plan.spec(step);
                 (format_name(&spec), self.carry(step, &spec)?)
             }
             Action::Keep(dtype) => (
@@ -148,9 +150,7 @@ impl<'a> Run<'a> {
         };
         self.input.release(&step.name);
         let bytes = match &step.action {
-            Action::Pack(_) | Action::Move(_) => {
-                plan.quantizer.spec(step.shape[0], step.shape[1]).bytes() as u64
-            }
+            Action::Pack(_) | Action::Move(_) => plan.spec(step).bytes() as u64,
             Action::Keep(dtype) => (step.shape.iter().product::<usize>() * dtype.size()) as u64,
         };
         Ok(TensorReport {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::error::Error;
 use crate::fields::{Fields, exists, read_object};
 use crate::fused_experts;
-use crate::layout::MTP;
+use crate::layout::{HEAD, MTP};
 use crate::safetensors::{Dtype, Entry, SafetensorsFile};
 use crate::source::{InMemory, TensorInfo};
 
@@ -263,7 +263,7 @@ fn is_aside(name: &str, tied: bool) -> bool {
         || name.starts_with(MTP)
         || name.starts_with("model.mtp.")
         || name.ends_with(".rotary_emb.inv_freq")
-        || (tied && name == "lm_head.weight")
+        || (tied && name == HEAD)
 }
 
 /// Open the shards of an index, and check that the index and they agree.

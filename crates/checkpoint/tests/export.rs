@@ -22,6 +22,7 @@ fn packed(dir: &Dir, source: &Path, name: &str, size: Size, group: usize) -> Pat
     let target = dir.root.path().join(name);
     let options = Options {
         size,
+        head: None,
         group,
         force: false,
     };

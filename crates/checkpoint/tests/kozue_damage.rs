@@ -20,6 +20,7 @@ fn packed() -> (Dir, PathBuf) {
     let target = dir.root.path().join("packed");
     let options = Options {
         size: Size::M,
+        head: None,
         group: 64,
         force: false,
     };
@@ -56,6 +57,11 @@ fn information_that_no_conversion_writes_is_refused() {
             "kozue.size: \"S\" is neither \"M\" nor \"L\"",
         ),
         ("size", json!(4), "kozue.size: expected a string, found 4"),
+        (
+            "head",
+            json!("S"),
+            "kozue.head: \"S\" is neither \"M\" nor \"L\"",
+        ),
         ("group", json!(48), "kozue.group: 48 is not 32, 64 or 128"),
         ("group", json!("64"), "kozue.group: expected a whole number"),
         (

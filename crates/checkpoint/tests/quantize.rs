@@ -9,13 +9,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use kozue_checkpoint::description::{Description, TokenizerSource};
-use kozue_checkpoint::{Checkpoint, Error, Options, Report, Size, quantize};
+use kozue_checkpoint::{Checkpoint, EMBED, Error, HEAD, Options, Report, Size, quantize};
 use kozue_kernels::{Cpu, Matrix};
 use serde_json::{Value, json};
 use support::{Dir, Model, Tensor};
 
 const M64: Options = Options {
     size: Size::M,
+    head: None,
     group: 64,
     force: false,
 };
@@ -95,6 +96,7 @@ fn every_family_and_size_reads_back() {
             &dir,
             Options {
                 size,
+                head: None,
                 group,
                 force: false,
             },
@@ -193,6 +195,39 @@ fn what_is_packed_and_what_is_kept() {
 }
 
 #[test]
+fn embedding_and_head_may_have_other_bits() {
+    for (model, tied) in [(Model::qwen2(), true), (Model::llama(), false)] {
+        let dir = model.write();
+        let (target, _) = convert_well(
+            &dir,
+            Options {
+                head: Some(Size::L),
+                ..M64
+            },
+        );
+        let checkpoint = open(&target);
+        let config = &checkpoint.description().config;
+        assert_eq!(config.tied, tied);
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        let bits = |name: &str, n: usize, k: usize| match checkpoint.matrix(name, n, k).unwrap() {
+            Matrix::Packed(matrix) => matrix.spec().bits,
+            _ => panic!("{name} is not packed"),
+        };
+        assert_eq!(bits(EMBED, vocabulary, hidden), 8);
+        if !tied {
+            assert_eq!(bits(HEAD, vocabulary, hidden), 8);
+        }
+        let intermediate = config.intermediate_size;
+        let down = "model.layers.0.mlp.down_proj.weight";
+        assert_eq!(bits(down, hidden, intermediate), 4);
+        let text = fs::read_to_string(target.join("config.json")).unwrap();
+        let config: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(config["kozue"]["size"], "M");
+        assert_eq!(config["kozue"]["head"], "L");
+    }
+}
+
+#[test]
 fn packed_tensors_keep_to_cache_lines() {
     let dir = Model::qwen35().write();
     let (path, _) = convert_well(&dir, M64);
@@ -285,6 +320,7 @@ fn what_stands_at_the_target_is_safe() {
         &dir,
         Options {
             size: Size::L,
+            head: None,
             ..force
         },
     );
@@ -334,6 +370,7 @@ fn a_failure_on_the_way_leaves_nothing_behind() {
     let cpu = Cpu::new(Some(1));
     let options = Options {
         size: Size::L,
+        head: None,
         group: 64,
         force: true,
     };
@@ -429,6 +466,7 @@ fn gguf_files_convert_too() {
         let (path, target) = (seeds.join(family), root.path().join(family));
         let options = Options {
             size: Size::L,
+            head: None,
             group: 32,
             force: false,
         };

@@ -31,6 +31,7 @@ fn a_dflash_directory() {
     let target = dir.root.path().join("packed");
     let options = Options {
         size: Size::L,
+        head: None,
         group: 32,
         force: false,
     };
@@ -88,6 +89,7 @@ fn a_drafter_that_cannot_be_opened_is_not_converted() {
     let target = dir.root.path().join("packed");
     let options = Options {
         size: Size::M,
+        head: None,
         group: 64,
         force: false,
     };
@@ -101,4 +103,24 @@ fn a_drafter_that_cannot_be_opened_is_not_converted() {
         "{error}"
     );
     assert!(!target.exists());
+}
+
+#[test]
+fn a_drafter_has_no_head_to_choose_bits_for() {
+    let dir = dflash();
+    let options = Options {
+        size: Size::M,
+        head: Some(Size::L),
+        group: 64,
+        force: false,
+    };
+    let target = dir.root.path().join("packed");
+    let error = quantize(&Cpu::new(Some(1)), &dir.path, &target, options, &mut |_| {
+        ControlFlow::Continue(())
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.ends_with("is a drafter, which has no embedding table of its own; leave --head out"),
+        "{error}"
+    );
 }

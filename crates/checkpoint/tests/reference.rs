@@ -58,6 +58,7 @@ fn all_open_and_quantise() {
                 .join(format!("{}-{size:?}", source.description().name));
             let options = Options {
                 size,
+                head: None,
                 group: 64,
                 force: false,
             };

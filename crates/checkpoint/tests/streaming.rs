@@ -50,6 +50,7 @@ fn memory_does_not_grow_with_the_model() {
         let cpu = Cpu::new(Some(1));
         let options = Options {
             size: Size::M,
+            head: None,
             group: 64,
             force: false,
         };

@@ -197,6 +197,9 @@ pub struct QuantizeArgs {
     /// M: 4 bits with zero points; L: 8 bits
     #[arg(long, value_enum, ignore_case = true)]
     pub size: Size,
+    /// The same for the embedding table and the head [default: as --size]
+    #[arg(long, value_enum, ignore_case = true)]
+    pub head: Option<Size>,
     /// Weights that share a scale
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = group, allow_negative_numbers = true)]
     pub group: usize,

@@ -13,10 +13,8 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
     let source = hub::place(&args.source)?;
     let cpu = Cpu::new(args.threads);
     let options = Options {
-        size: match args.size {
-            Size::M => kozue_checkpoint::Size::M,
-            Size::L => kozue_checkpoint::Size::L,
-        },
+        size: args.size.into(),
+        head: args.head.map(Size::into),
         group: args.group,
         force: args.force,
     };
@@ -39,4 +37,13 @@ pub fn run(args: &QuantizeArgs) -> Result<(), Failure> {
     }
     let report = report?;
     conversion::show(&args.target, args.quiet, &report).map_err(Failure::output)
+}
+
+impl From<Size> for kozue_checkpoint::Size {
+    fn from(size: Size) -> kozue_checkpoint::Size {
+        match size {
+            Size::M => kozue_checkpoint::Size::M,
+            Size::L => kozue_checkpoint::Size::L,
+        }
+    }
 }

@@ -15,7 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kozue_checkpoint::{
-    Checkpoint, Conversion, Description, Options, Progress, Report, Rounded, fingerprint,
+    Checkpoint, Conversion, Description, EMBED, HEAD, Options, Progress, Report, Rounded,
+    fingerprint,
 };
 use kozue_kernels::{Cpu, Gram, Quadratic};
 use kozue_model::Walk;
@@ -37,9 +38,6 @@ const LEAST: usize = 64;
 const EMBEDDING: f32 = 0.2;
 /// Counts the changes of this method that give other codes.
 const METHOD: u32 = 1;
-
-const EMBED: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
 
 /// As [`kozue_checkpoint::quantize`], with codes chosen for `text`.
 ///
@@ -69,10 +67,11 @@ pub fn calibrate(
     let config = &description.config;
     let windows = windows(description, text)?;
     let identity = format!(
-        "{} {METHOD} {:016x} {:?} {} {:016x}",
+        "{} {METHOD} {:016x} {:?} {:?} {} {:016x}",
         env!("CARGO_PKG_VERSION"),
         fingerprint(source).map_err(failed)?,
         options.size,
+        options.head.unwrap_or(options.size),
         options.group,
         xxh3_64(text.as_bytes()),
     );

@@ -8,7 +8,7 @@ use crate::speculation::{DraftKind, Speculation, SpeculationOptions, Speculator}
 use crate::target::LanguageModel;
 use crate::tokenizer::{Control, Tokenizer};
 use kozue_checkpoint::description::TokenizerSource;
-use kozue_checkpoint::{Checkpoint, Description, Note, fingerprint};
+use kozue_checkpoint::{Checkpoint, Description, EMBED, Note, fingerprint};
 use kozue_kernels::{Cpu, KvType};
 use kozue_model::{Footprint, Model, Outputs, PassOutput, Segment, State};
 use std::io::{self, Write};
@@ -289,7 +289,7 @@ fn own_bytes(checkpoint: &Checkpoint) -> u64 {
 /// embedding table that is not the head too only single rows.
 fn bytes_per_pass(checkpoint: &Checkpoint) -> u64 {
     let config = &checkpoint.description().config;
-    let read = |name: &str| config.tied || name != "model.embed_tokens.weight";
+    let read = |name: &str| config.tied || name != EMBED;
     let tensors = checkpoint.tensors();
     tensors
         .iter()

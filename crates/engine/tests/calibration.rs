@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 const M32: Options = Options {
     size: Size::M,
+    head: None,
     group: 32,
     force: false,
 };

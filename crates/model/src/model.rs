@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kozue_checkpoint::{
-    Checkpoint, Tensors,
+    Checkpoint, EMBED, HEAD, Tensors,
     description::{Mixer, ModelConfig, RopeConfig},
 };
 use kozue_kernels::{
@@ -81,11 +81,7 @@ impl Model {
     pub fn load(checkpoint: &Checkpoint, kv: KvType) -> Result<Self, Error> {
         let config = checkpoint.description().config.clone();
         let ropes = Ropes::new(&config);
-        let embedding = checkpoint.matrix(
-            "model.embed_tokens.weight",
-            config.vocab_size,
-            config.hidden_size,
-        )?;
+        let embedding = checkpoint.matrix(EMBED, config.vocab_size, config.hidden_size)?;
         let layers = config
             .layers
             .iter()
@@ -96,7 +92,7 @@ impl Model {
         let head = if config.tied {
             embedding.clone()
         } else {
-            checkpoint.matrix("lm_head.weight", config.vocab_size, config.hidden_size)?
+            checkpoint.matrix(HEAD, config.vocab_size, config.hidden_size)?
         };
         checkpoint.finish()?;
         Ok(Self {

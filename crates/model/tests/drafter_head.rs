@@ -16,6 +16,7 @@ fn quantised(cpu: &Cpu, name: &str, size: Size) -> (tempfile::TempDir, Model) {
     let target = parent.path().join("model");
     let options = Options {
         size,
+        head: None,
         group: 64,
         force: false,
     };

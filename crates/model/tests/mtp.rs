@@ -140,6 +140,7 @@ fn the_head_survives_other_formats() {
     let packed = parent.path().join("packed");
     let options = Options {
         size: Size::L,
+        head: None,
         group: 64,
         force: false,
     };

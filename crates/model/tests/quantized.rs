@@ -14,6 +14,7 @@ fn quantised(name: &str, size: Size, group: usize) -> (tempfile::TempDir, Model)
     let target = parent.path().join("model");
     let options = Options {
         size,
+        head: None,
         group,
         force: false,
     };

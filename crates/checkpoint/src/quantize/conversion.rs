@@ -44,6 +44,12 @@ impl Conversion {
             ));
         }
         let input = Input::open(source)?;
+        if options.head.is_some() && matches!(input, Input::Drafter { .. }) {
+            return Err(Error::file(
+                source,
+                "is a drafter, which has no embedding table of its own; leave --head out",
+            ));
+        }
         let plan = Plan::new(source, &input, options)?;
         Ok(Conversion {
             path: source.to_path_buf(),
@@ -61,9 +67,9 @@ impl Conversion {
         }
     }
 
-    /// How matrices are quantised.
-    pub fn quantizer(&self) -> &Quantizer {
-        &self.plan.quantizer
+    /// How a matrix is quantised.
+    pub fn quantizer(&self, name: &str) -> &Quantizer {
+        self.plan.quantizer(name)
     }
 
     fn step(&self, name: &str) -> Option<&Step> {
@@ -90,9 +96,9 @@ impl Conversion {
     /// # Errors
     /// If there is none of this name.
     pub fn packed(&self, name: &str) -> Result<(PackedSpec, &Rotation), Error> {
-        match self.step(name).map(|step| (&step.action, &step.shape[..])) {
-            Some((Action::Pack(signs), &[n, k])) => {
-                Ok((self.plan.quantizer.spec(n, k), &self.plan.rotations[signs]))
+        match self.step(name).map(|step| (&step.action, step)) {
+            Some((Action::Pack(signs), step)) => {
+                Ok((self.plan.spec(step), &self.plan.rotations[signs]))
             }
             _ => Err(Error::missing(&self.path, name)),
         }

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use kozue_kernels::hadamard::BLOCK as ROTATED;
-use kozue_kernels::{Quantizer, Rotation};
+use kozue_kernels::{PackedSpec, Quantizer, Rotation};
 use serde_json::json;
 
 use super::input::Input;
 use super::{Options, Size};
 use crate::error::Error;
 use crate::kozue::{PackedEntry, SIGNS};
-use crate::layout::Role;
+use crate::layout::{EMBED, HEAD, Role};
 use crate::safetensors::Dtype;
 use crate::writer::Planned;
 
@@ -39,7 +39,9 @@ pub(super) enum Action {
 
 /// Everything that is known before the first weight is read.
 pub(super) struct Plan {
-    pub quantizer: Quantizer,
+    quantizer: Quantizer,
+    /// That of the embedding table and the head.
+    head: Quantizer,
     pub steps: Vec<Step>,
     pub rotations: BTreeMap<String, Rotation>,
     pub weights: u64,
@@ -49,12 +51,16 @@ impl Plan {
     /// `path` is the source's, for errors.
     pub fn new(path: &Path, input: &Input, options: Options) -> Result<Plan, Error> {
         let wrong = |error: kozue_kernels::Error| Error::file(path, error.to_string());
-        let quantizer = match options.size {
-            Size::M => Quantizer::int4(options.group),
-            Size::L => Quantizer::int8(options.group),
+        let quantizer = |size| {
+            let quantizer = match size {
+                Size::M => Quantizer::int4(options.group),
+                Size::L => Quantizer::int8(options.group),
+            };
+            quantizer.map_err(wrong)
         };
         let mut plan = Plan {
-            quantizer: quantizer.map_err(wrong)?,
+            quantizer: quantizer(options.size)?,
+            head: quantizer(options.head.unwrap_or(options.size))?,
             steps: Vec::new(),
             rotations: BTreeMap::new(),
             weights: 0,
@@ -69,7 +75,7 @@ impl Plan {
             };
             if let (Role::Matrix, &[n, k]) = (slot.role, &slot.shape[..])
                 && let Some(codes) = input.codes(&slot.name)
-                && codes.spec() == plan.quantizer.spec(n, k)
+                && codes.spec() == plan.quantizer(&slot.name).spec(n, k)
                 && let Some(signs) = plan.signs_of(codes.rotation())
             {
                 plan.steps.push(Step {
@@ -120,6 +126,20 @@ impl Plan {
         Ok(plan)
     }
 
+    /// How a matrix is quantised.
+    pub fn quantizer(&self, name: &str) -> &Quantizer {
+        match name {
+            EMBED | HEAD => &self.head,
+            _ => &self.quantizer,
+        }
+    }
+
+    /// How a packed matrix is stored.
+    pub fn spec(&self, step: &Step) -> PackedSpec {
+        self.quantizer(&step.name)
+            .spec(step.shape[0], step.shape[1])
+    }
+
     /// The name of a rotation's signs, noted if they are the first of their width; `None` where other
     /// signs of this width have that name.
     fn signs_of(&mut self, rotation: Option<Rotation>) -> Option<Option<String>> {
@@ -140,7 +160,7 @@ impl Plan {
             let name = step.name.clone();
             match step.action {
                 Action::Pack(_) | Action::Move(_) => {
-                    let bytes = self.quantizer.spec(step.shape[0], step.shape[1]).bytes();
+                    let bytes = self.spec(step).bytes();
                     Planned {
                         name,
                         dtype: Dtype::U8,
@@ -170,8 +190,7 @@ impl Plan {
                 Action::Move(signs) => signs.clone(),
                 Action::Keep(_) => continue,
             };
-            let spec = self.quantizer.spec(step.shape[0], step.shape[1]);
-            let entry = PackedEntry::new(&spec, signs);
+            let entry = PackedEntry::new(&self.spec(step), signs);
             metadata.insert(step.name.clone(), json!(entry).to_string());
         }
         metadata

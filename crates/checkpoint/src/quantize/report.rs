@@ -77,11 +77,19 @@ pub(super) fn write_texts(
 fn mark(source: &str, options: Options, report: &Report) -> Value {
     json!({
         "version": FORMAT_VERSION,
-        "size": match options.size { Size::M => "M", Size::L => "L" },
+        "size": letter(options.size),
+        "head": letter(options.head.unwrap_or(options.size)),
         "group": options.group,
         "bits_per_weight": (report.bits_per_weight() * 1000.0).round() / 1000.0,
         "source": source,
     })
+}
+
+fn letter(size: Size) -> &'static str {
+    match size {
+        Size::M => "M",
+        Size::L => "L",
+    }
 }
 
 fn report_json(report: &Report) -> Map<String, Value> {

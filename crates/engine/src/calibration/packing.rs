@@ -61,7 +61,7 @@ impl<'a> Work<'a> {
     /// A matrix's codes: for the least of a form, or to the nearest.
     pub fn round(&mut self, name: &str, form: Option<&Quadratic>) -> Result<Rounded, Stored> {
         let (cpu, conversion) = (self.cpu, self.conversion);
-        let quantizer = conversion.quantizer();
+        let quantizer = conversion.quantizer(name);
         pack(cpu, conversion, quantizer, name, form, &mut |weights| {
             self.done += weights;
             self.stage(name)
