@@ -236,16 +236,29 @@ impl<'a> Run<'a> {
             for first in (0..n).step_by(SLICE) {
                 self.read(name, k, first, SLICE.min(n - first), &mut rows)?;
                 self.release(name, rows.len());
-                self.writer.data(&encode(dtype, &rows, &mut error))?;
+                self.floats(name, dtype, &rows, &mut error)?;
                 self.advance(name, rows.len())?;
             }
         } else {
             let len = shape.iter().product();
             let values = self.input.vector(name, len)?;
-            self.writer.data(&encode(dtype, &values, &mut error))?;
+            self.floats(name, dtype, &values, &mut error)?;
             self.advance(name, len)?;
         }
         Ok(error)
+    }
+
+    /// Append floats of a tensor; what rounding loses is added to `error`.
+    pub fn floats(
+        &mut self,
+        name: &str,
+        dtype: Dtype,
+        values: &[f32],
+        error: &mut QuantError,
+    ) -> Result<(), Error> {
+        let bytes = encode(dtype, values, error);
+        let bytes = bytes.map_err(|what| Error::tensor(self.path, name, what))?;
+        self.writer.data(&bytes)
     }
 
     /// Read `count` rows into `rows`, on all threads.
@@ -294,7 +307,11 @@ impl<'a> Run<'a> {
 
 /// An error about a tensor of the source at `path`; `first` is the row that it is counted from.
 fn wrong(path: &Path, name: &str, first: usize, error: kozue_kernels::Error) -> Error {
-    Error::tensor(path, name, format!("{error} (counted from row {first})"))
+    let counted = match first {
+        0 => String::new(),
+        _ => format!(" (counted from row {first})"),
+    };
+    Error::tensor(path, name, format!("{error}{counted}"))
 }
 
 /// Rows `first ..` of a matrix, as many as `rows` holds, on all threads.
@@ -341,7 +358,14 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Floats as they are stored; what rounding loses is added to `error`.
-pub(crate) fn encode(dtype: Dtype, values: &[f32], error: &mut QuantError) -> Vec<u8> {
+///
+/// # Errors
+/// The first value that is not finite, or is not as stored.
+pub(crate) fn encode(
+    dtype: Dtype,
+    values: &[f32],
+    error: &mut QuantError,
+) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(values.len() * dtype.size());
     for &value in values {
         let stored = match dtype {
@@ -360,8 +384,19 @@ pub(crate) fn encode(dtype: Dtype, values: &[f32], error: &mut QuantError) -> Ve
                 value
             }
         };
+        if !stored.is_finite() {
+            return Err(unfit(value, dtype.name()));
+        }
         error.squared_error += f64::from(stored - value).powi(2);
         error.squared_norm += f64::from(value).powi(2);
     }
-    bytes
+    Ok(bytes)
+}
+
+/// What is said of a value that a type does not hold.
+pub(crate) fn unfit(value: f32, dtype: &str) -> String {
+    match value.is_finite() {
+        true => format!("has a value of {value}, too large for {dtype}"),
+        false => format!("has a value that is {value}; the checkpoint is damaged"),
+    }
 }

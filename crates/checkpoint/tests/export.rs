@@ -335,6 +335,48 @@ fn what_cannot_be_exported_is_one_line() {
     );
 }
 
+#[test]
+fn values_that_a_type_does_not_hold_are_named() {
+    let root = tempfile::tempdir().unwrap();
+    let (source, out) = (root.path().join("source"), root.path().join("out"));
+    fs::create_dir(&source).unwrap();
+    for entry in fs::read_dir(tiny("qwen2")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, source.join(path.file_name().unwrap())).unwrap();
+    }
+    let weights = source.join("model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    let length = u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&whole[8..8 + length]).unwrap();
+    let refused = |name: &str, value: f32, format, floats, expected: &str| {
+        assert_eq!(header[name]["dtype"], "F32");
+        let at = 8 + length + header[name]["data_offsets"][0].as_u64().unwrap() as usize + 28;
+        let mut bytes = whole.clone();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        fs::write(&weights, bytes).unwrap();
+        let error = exported(&source, &out, format, floats).expect_err("exported");
+        let error = error.to_string();
+        assert!(error.contains(name) && error.contains(expected), "{error}");
+        assert_eq!(Dir::names(root.path()), ["source"]);
+    };
+    let (matrix, norm) = ("model.layers.1.mlp.up_proj.weight", "model.norm.weight");
+    let bias = "model.layers.0.self_attn.k_proj.bias";
+    for name in [matrix, norm, bias] {
+        for format in [Format::HuggingFace, Format::Lalamo, Format::Gguf] {
+            let damaged = "has a value that is NaN; the checkpoint is damaged";
+            refused(name, f32::NAN, format, Floats::F32, damaged);
+            refused(name, f32::NEG_INFINITY, format, Floats::Bf16, "is -inf;");
+        }
+    }
+    for format in [Format::HuggingFace, Format::Lalamo, Format::Gguf] {
+        let large = "has a value of 70000, too large for F16";
+        refused(matrix, 70000.0, format, Floats::F16, large);
+    }
+    let blocks = Floats::Q8_0;
+    refused(matrix, f32::NAN, Format::Gguf, blocks, "that is NaN;");
+    refused(matrix, 1e8, Format::Gguf, blocks, "too large for Q8_0");
+}
+
 fn tiny(name: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/tiny");
     root.join(name)

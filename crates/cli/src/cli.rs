@@ -28,9 +28,9 @@ pub enum Command {
     /// Show a model's architecture, tensors and memory needs
     Inspect(InspectArgs),
     /// Convert a model to Kozue's packed format
-    Quantize(QuantizeArgs),
+    Quantize(crate::quantize::QuantizeArgs),
     /// Write a model in the format of another program
-    Export(ExportArgs),
+    Export(crate::export::ExportArgs),
     /// Measure a model's speed on this machine
     Bench(BenchArgs),
     /// Answer over HTTP, as OpenAI's and Anthropic's APIs do
@@ -186,85 +186,6 @@ pub struct InspectArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Args)]
-pub struct QuantizeArgs {
-    /// Model to read: a directory, a GGUF file or a name on the hub
-    pub source: PathBuf,
-    /// Directory to make
-    pub target: PathBuf,
-    /// M: 4 bits with zero points; L: 8 bits
-    #[arg(long, value_enum, ignore_case = true)]
-    pub size: Size,
-    /// The same for the embedding table and the head [default: as --size]
-    #[arg(long, value_enum, ignore_case = true)]
-    pub head: Option<Size>,
-    /// Weights that share a scale
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = group, allow_negative_numbers = true)]
-    pub group: usize,
-    /// Choose codes by what the model does with a text, which takes longer and loses less [default
-    /// text: one built in]
-    #[arg(long, value_name = "FILE", num_args = 0..=1)]
-    pub calibrate: Option<Option<PathBuf>>,
-    /// Replace a model that is there
-    #[arg(long)]
-    pub force: bool,
-    /// Only the summary, no line for each tensor
-    #[arg(short, long)]
-    pub quiet: bool,
-    /// Threads [default: one for each physical core]
-    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
-    pub threads: Option<usize>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Size {
-    #[value(name = "M")]
-    M,
-    #[value(name = "L")]
-    L,
-}
-
-#[derive(Args)]
-pub struct ExportArgs {
-    /// Model to read: a directory, a GGUF file or a name on the hub
-    pub source: PathBuf,
-    /// Directory to make; with --format gguf a file
-    pub target: PathBuf,
-    /// hf: plain floats, for transformers; lalamo: codes as they are, for Uzu; gguf: floats or q8_0,
-    /// for llama.cpp
-    #[arg(long, value_enum)]
-    pub format: ExportFormat,
-    /// Type of floats, and of the scales of codes (f32 keeps every bit)
-    #[arg(long, value_enum, default_value_t = Floats::Bf16)]
-    pub floats: Floats,
-    /// Replace what was exported before
-    #[arg(long)]
-    pub force: bool,
-    /// Only the summary, no line for each tensor
-    #[arg(short, long)]
-    pub quiet: bool,
-    /// Threads [default: one for each physical core]
-    #[arg(long, value_name = "N", value_parser = threads, allow_negative_numbers = true)]
-    pub threads: Option<usize>,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum ExportFormat {
-    Hf,
-    Lalamo,
-    Gguf,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-pub enum Floats {
-    Bf16,
-    F16,
-    F32,
-    /// 8 bits, in GGUF files only
-    #[value(name = "q8_0")]
-    Q8_0,
 }
 
 #[derive(Args)]
@@ -442,19 +363,10 @@ fn some_text(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn threads(text: &str) -> Result<usize, String> {
+pub fn threads(text: &str) -> Result<usize, String> {
     match at_least_one(text)? {
         number @ 1..=1024 => Ok(number),
         _ => Err("must be at most 1024".into()),
-    }
-}
-
-fn group(text: &str) -> Result<usize, String> {
-    match text {
-        "32" => Ok(32),
-        "64" => Ok(64),
-        "128" => Ok(128),
-        _ => Err("must be 32, 64 or 128".into()),
     }
 }
 
@@ -545,33 +457,5 @@ mod tests {
         ]);
         assert_eq!(args.sampling.logit_bias, [(5, f32::NEG_INFINITY), (6, 2.0)]);
         assert_eq!(args.sampling.temperature, Some(0.5));
-    }
-
-    #[test]
-    fn a_text_to_calibrate_with_may_be_left_out() {
-        let calibrate = |words: &[&str]| match parse(words) {
-            Ok(Cli {
-                command: Command::Quantize(args),
-            }) => args.calibrate,
-            _ => panic!("{words:?} were refused"),
-        };
-        let words = ["quantize", "a", "b", "--size", "M", "--calibrate", "text"];
-        assert_eq!(calibrate(&words[..5]), None);
-        assert_eq!(calibrate(&words[..6]), Some(None));
-        assert_eq!(calibrate(&words), Some(Some("text".into())));
-    }
-
-    #[test]
-    fn sizes_in_either_case() {
-        for size in ["M", "m"] {
-            let Ok(Cli {
-                command: Command::Quantize(args),
-            }) = parse(&["quantize", "a", "b", "--size", size])
-            else {
-                panic!("{size} was refused");
-            };
-            assert!(matches!(args.size, Size::M));
-            assert_eq!(args.group, 64);
-        }
     }
 }

@@ -49,7 +49,7 @@ pub fn run(args: &EvalArgs) -> Result<(), Failure> {
         &mut |done| progress(&format!("window {done} of {windows}")),
     );
     progress("");
-    let found = found?;
+    let found = found.map_err(|error| Failure::with_text(&args.text, error))?;
     let text = if args.json {
         format!("{}\n", json!(found))
     } else {

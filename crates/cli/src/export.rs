@@ -1,16 +1,50 @@
 //! `kozue export`: any model in the format of another program.
 
-use crate::cli::{ExportArgs, ExportFormat, Floats};
-use crate::conversion;
+use crate::conversion::{self, ConversionArgs};
 use crate::failure::Failure;
 use crate::hub;
+use clap::{Args, ValueEnum};
 use kozue_checkpoint::{ExportOptions, Format, export};
-use kozue_kernels::Cpu;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub struct ExportArgs {
+    /// Model to read: a directory, a GGUF file or a name on the hub
+    pub source: PathBuf,
+    /// Directory to make; with --format gguf a file
+    pub target: PathBuf,
+    /// hf: plain floats, for transformers; lalamo: codes as they are, for Uzu; gguf: floats or q8_0,
+    /// for llama.cpp
+    #[arg(long, value_enum)]
+    pub format: ExportFormat,
+    /// Type of floats, and of the scales of codes (f32 keeps every bit)
+    #[arg(long, value_enum, default_value_t = Floats::Bf16)]
+    pub floats: Floats,
+    #[command(flatten)]
+    pub conversion: ConversionArgs,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ExportFormat {
+    Hf,
+    Lalamo,
+    Gguf,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Floats {
+    Bf16,
+    F16,
+    F32,
+    /// 8 bits, in GGUF files only
+    #[value(name = "q8_0")]
+    Q8_0,
+}
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Result<(), Failure> {
     let source = hub::place(&args.source)?;
-    let cpu = Cpu::new(args.threads);
+    let cpu = args.conversion.cpu();
     let options = ExportOptions {
         format: match args.format {
             ExportFormat::Hf => Format::HuggingFace,
@@ -23,10 +57,10 @@ pub fn run(args: &ExportArgs) -> Result<(), Failure> {
             Floats::F32 => kozue_checkpoint::Floats::F32,
             Floats::Q8_0 => kozue_checkpoint::Floats::Q8_0,
         },
-        force: args.force,
+        force: args.conversion.force,
     };
     let report = conversion::run(|progress| {
         export(&cpu, &source, &args.target, options, progress).map_err(Failure::failed)
     })?;
-    conversion::show(&args.target, args.quiet, &report).map_err(Failure::output)
+    args.conversion.show(&args.target, &report)
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// Why a command ended early.
@@ -24,6 +25,16 @@ impl Failure {
     /// From any error whose text is one line for the user.
     pub fn failed(error: impl Display) -> Failure {
         Failure::Failed(error.to_string())
+    }
+
+    /// From what went wrong with the text of a file.
+    pub fn with_text(path: &Path, error: kozue_engine::Error) -> Failure {
+        match error {
+            kozue_engine::Error::Evaluation(what) => {
+                Failure::Failed(format!("{}: {what}", path.display()))
+            }
+            error => Failure::from(error),
+        }
     }
 
     /// From an error of writing to standard output.

@@ -12,9 +12,13 @@ pub fn progress(text: &str) {
     }
 }
 
-/// A number of things: 1 tree, 2 trees.
+/// A number of things: 1 tree, 2 trees, 2 passes.
 pub fn counted(number: usize, thing: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
+    let plural = match number {
+        1 => "",
+        _ if thing.ends_with('s') => "es",
+        _ => "s",
+    };
     format!("{number} {thing}{plural}")
 }
 
@@ -75,12 +79,11 @@ fn lines(answer: &Answer, seed: Option<u64>) -> Vec<(&'static str, String)> {
         (
             "tokens per pass",
             format!(
-                "{}, {} pass{}",
+                "{}, {}",
                 stats
                     .tokens_per_forward_pass
                     .map_or("-".into(), |x| format!("{x:.2}")),
-                stats.forward_passes,
-                if stats.forward_passes == 1 { "" } else { "es" }
+                counted(stats.forward_passes, "pass")
             ),
         ),
         ("drafts", drafts(answer)),

@@ -11,6 +11,7 @@ use kozue_engine::speculation::Round;
 use kozue_engine::tokenizer::Tokenizer;
 use kozue_engine::{Answer, Loaded, Request};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Size of a node's box, and of the room that it gets.
@@ -43,18 +44,19 @@ pub fn run(args: &TraceArgs) -> Result<(), Failure> {
         &loaded.description().name,
     );
     write(&args.output, &page)?;
-    eprintln!("{}, in {}", told(&answer), args.output.display());
+    eprintln!("{}", told(&answer, &args.output));
     Ok(())
 }
 
 /// How many trees there were; that there were none is no mistake, but wants a word.
-fn told(answer: &Answer) -> String {
-    let passes = answer.stats.forward_passes;
+fn told(answer: &Answer, page: &Path) -> String {
+    let page = page.display();
+    let passes = counted(answer.stats.forward_passes, "pass");
     match answer.trace.len() {
         0 => format!(
-            "no trees: nothing was drafted in {passes} passes (--draft says what drafts, --tree-budget how much)"
+            "{page}: the answer without trees, as nothing was drafted in {passes} (--draft says what drafts, --tree-budget how much)"
         ),
-        trees => format!("{} in {passes} passes", counted(trees, "tree")),
+        trees => format!("{page}: {} in {passes}", counted(trees, "tree")),
     }
 }
 
@@ -191,7 +193,6 @@ mod tests {
     use super::*;
     use kozue_engine::Loaded;
     use kozue_kernels::{Cpu, KvType};
-    use std::path::Path;
 
     #[test]
     fn a_picture_shows_every_node_once_and_marks_the_accepted() {

@@ -243,6 +243,16 @@ fn damaged_models_are_one_line() {
         &calibrate,
     ];
     fails(&run(&args.concat()), 1, &["/no/such/text: "]);
+    let short = file("short.txt", b"too short");
+    let calibrate = ["--size", "M", "--calibrate", &short];
+    let args = [args[0], &calibrate];
+    fails(
+        &run(&args.concat()),
+        1,
+        &["short.txt: ", "give a longer one"],
+    );
+    let args = ["quantize", "--size", "M", "--calibrate", "a", "b"];
+    fails(&run(&args), 2, &["--calibrate took a as its text"]);
 }
 
 #[test]

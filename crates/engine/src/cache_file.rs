@@ -106,9 +106,25 @@ impl<'t> Prefixes<'t> {
 }
 
 /// Passes bytes on and hashes them.
-struct Hashed<W> {
+pub(crate) struct Hashed<W> {
     to: W,
     hash: Xxh3,
+}
+
+impl<W: Write> Hashed<W> {
+    pub fn new(to: W) -> Hashed<W> {
+        Hashed {
+            to,
+            hash: Xxh3::new(),
+        }
+    }
+
+    /// Ends what was written with its hash.
+    pub fn finish(mut self) -> io::Result<()> {
+        let hash = self.hash.digest();
+        self.to.write_all(&hash.to_le_bytes())?;
+        self.to.flush()
+    }
 }
 
 impl<W: Write> Write for Hashed<W> {
@@ -166,10 +182,7 @@ impl Unfinished {
         state: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> io::Result<Unfinished> {
         let unfinished = Unfinished::create(folder)?;
-        let mut to = Hashed {
-            to: BufWriter::with_capacity(1 << 20, &unfinished.file),
-            hash: Xxh3::new(),
-        };
+        let mut to = Hashed::new(BufWriter::with_capacity(1 << 20, &unfinished.file));
         to.write_all(&MAGIC)?;
         to.write_all(&VERSION.to_le_bytes())?;
         to.write_all(&(tokens.len() as u32).to_le_bytes())?;
@@ -178,10 +191,7 @@ impl Unfinished {
             to.write_all(&token.to_le_bytes())?;
         }
         state(&mut to)?;
-        let hash = to.hash.digest();
-        to.write_all(&hash.to_le_bytes())?;
-        to.flush()?;
-        drop(to);
+        to.finish()?;
         Ok(unfinished)
     }
 

@@ -42,11 +42,13 @@ const METHOD: u32 = 1;
 /// As [`kozue_checkpoint::quantize`], with codes chosen for `text`.
 ///
 /// The same source, options and text give the same bytes, whatever the threads. Beside the target
-/// `.NAME.calibration` holds the layers that are done until the target is whole; it stays when
-/// `progress` breaks or the process is killed.
+/// `.NAME.calibration` holds the layers that are done, and the text's stream after the last of them,
+/// until the target is whole; it stays when `progress` breaks, the process is killed or the disk is
+/// full ([`Error::Unfinished`]).
 ///
 /// # Errors
-/// Those of quantising, and if the source is no model or the text is too short.
+/// Those of quantising, and if the source is no model or the text is too short
+/// ([`Error::Evaluation`]).
 pub fn calibrate(
     cpu: &Cpu,
     source: &Path,
@@ -63,9 +65,7 @@ pub fn calibrate(
             source.display()
         ))
     })?;
-    let description = model.description();
-    let config = &description.config;
-    let windows = windows(description, text)?;
+    let windows = windows(model.description(), text)?;
     let identity = format!(
         "{} {METHOD} {:016x} {:?} {:?} {} {:016x}",
         env!("CARGO_PKG_VERSION"),
@@ -77,30 +77,53 @@ pub fn calibrate(
     );
     let mut store = Store::open(target, &identity)?;
     let mut work = Work::new(cpu, &conversion, progress);
+    let made = parts(&mut work, &conversion, model, windows, &mut store).and_then(|()| {
+        let mut matrix = |name: &str| store.matrix(name);
+        let report = conversion.write(cpu, target, &mut matrix, &mut |written| work.write(written));
+        report.map_err(failed)
+    });
+    match made {
+        Ok(report) => {
+            store.remove();
+            Ok(report)
+        }
+        Err(error) => Err(store.leave(error)),
+    }
+}
 
-    let width = config.hidden_size;
+/// Takes the text through the model; afterwards `store` has every matrix whose codes are chosen here.
+fn parts(
+    work: &mut Work<'_>,
+    conversion: &Conversion,
+    model: &Checkpoint,
+    windows: Vec<Vec<u32>>,
+    store: &mut Store,
+) -> Result<(), Error> {
+    let config = &model.description().config;
+    let (cpu, width) = (work.cpu, config.hidden_size);
     let embed = |token, row: &mut [f32]| model.rows(EMBED, width, token as usize, row);
     let mut walk = Walk::new(config, windows, embed).map_err(failed)?;
-    for index in 0..config.layers.len() {
+    let head = config.layers.len();
+    for index in resumed(work, store, &mut walk, head)?..head {
         let done = match store.part(index)? {
             Some(done) => {
-                work.skip(&done).map_err(failed)?;
+                work.skip(&names(&done)).map_err(failed)?;
                 done
             }
             None => {
-                let done = layer(&mut work, &conversion, model, &walk, index)?;
+                let done = layer(work, conversion, model, &walk, index)?;
                 store.put(index, &done)?;
                 done
             }
         };
         work.stage(&format!("layer {index}: outputs"))
             .map_err(failed)?;
-        let calibrated = Calibrated::new(&conversion, model, &done).map_err(failed)?;
+        let calibrated = Calibrated::new(conversion, model, &done).map_err(failed)?;
         let layer = walk.load(&calibrated, index).map_err(failed)?;
         walk.step(cpu, &layer);
+        store.put_stream(index + 1, &walk)?;
     }
 
-    let head = config.layers.len();
     let name = if config.tied { EMBED } else { HEAD };
     if conversion.packs(name) && store.part(head)?.is_none() {
         work.stage("head: inputs").map_err(failed)?;
@@ -108,17 +131,42 @@ pub fn calibrate(
         let gram = Gram::new(width);
         gram.add(cpu, &rows);
         if config.tied {
-            as_embedding(cpu, &gram, &rows, width);
+            as_embedding(&gram, &rows);
         }
         drop(rows);
-        let done = round(&mut work, &conversion, &[name.to_string()], gram)?;
+        let done = round(work, conversion, &[name.to_string()], gram)?;
         store.put(head, &done)?;
     }
-    let mut matrix = |name: &str| store.matrix(name);
-    let report = conversion.write(cpu, target, &mut matrix, work.progress);
-    let report = report.map_err(failed)?;
-    store.remove();
-    Ok(report)
+    Ok(())
+}
+
+/// Puts the text to where it came the last time; gives the number of layers behind it, all of whose
+/// matrices are in `store`.
+fn resumed(
+    work: &mut Work<'_>,
+    store: &mut Store,
+    walk: &mut Walk,
+    layers: usize,
+) -> Result<usize, Error> {
+    let Some((reached, stream)) = store.stream()?.filter(|(reached, _)| *reached <= layers) else {
+        return Ok(0);
+    };
+    let mut skipped = Vec::new();
+    for index in 0..reached {
+        let Some(done) = store.part(index)? else {
+            return Ok(0);
+        };
+        skipped.extend(names(&done));
+    }
+    if walk.read_from(&stream).is_none() {
+        return Ok(0);
+    }
+    work.skip(&skipped).map_err(failed)?;
+    Ok(reached)
+}
+
+fn names(done: &[(String, Rounded)]) -> Vec<String> {
+    done.iter().map(|(name, _)| name.clone()).collect()
 }
 
 /// The matrices of a layer, rounded for what comes to it.
@@ -169,15 +217,9 @@ fn round(
 
 /// Rows of an embedding table go into the residual stream as they are, where no input counts more
 /// than another.
-fn as_embedding(cpu: &Cpu, gram: &Gram, rows: &[f32], hidden: usize) {
+fn as_embedding(gram: &Gram, rows: &[f32]) {
     let square: f64 = rows.iter().map(|x| f64::from(x * x)).sum();
-    let each = (f64::from(EMBEDDING) * square / hidden as f64).sqrt() as f32;
-    let mut row = vec![0.0; hidden];
-    for input in 0..hidden {
-        row[input] = each;
-        gram.add(cpu, &row);
-        row[input] = 0.0;
-    }
+    gram.add_each((f64::from(EMBEDDING) * square / gram.k() as f64).sqrt() as f32);
 }
 
 /// The text's tokens in windows, each after the token that the model starts with.

@@ -98,6 +98,17 @@ pub enum Error {
     /// The model could not run.
     #[error("{0}")]
     Model(String),
+    /// A calibration ended before its last layer.
+    #[error(
+        "{what}; finished layers are kept in {} and the same command goes on after them",
+        folder.display()
+    )]
+    Unfinished {
+        /// Why.
+        what: String,
+        /// What is kept.
+        folder: std::path::PathBuf,
+    },
     /// What should draft cannot be used.
     #[error("{0}")]
     Draft(String),

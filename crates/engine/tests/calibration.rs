@@ -41,9 +41,11 @@ fn run(
     stop: Option<&str>,
 ) -> (Result<(), Error>, Vec<String>) {
     let mut stages: Vec<String> = Vec::new();
+    let mut before = 0;
     let cpu = Cpu::new(Some(threads));
     let result = calibrate(&cpu, source, target, M32, text, &mut |progress| {
-        assert!(progress.done <= progress.total);
+        assert!((before..=progress.total).contains(&progress.done));
+        before = progress.done;
         stages.push(progress.tensor.to_string());
         match stop {
             Some(stop) if progress.tensor == stop => ControlFlow::Break(()),
@@ -119,12 +121,22 @@ fn a_run_that_was_cut_goes_on() {
     assert!(cut.is_err());
     assert!(stages.contains(&"layer 0: inputs".to_string()));
     assert_eq!(names(folder.path()), [".cut.calibration", "whole"]);
+    let parts = folder.path().join(".cut.calibration");
+    assert_eq!(names(&parts), ["0.part", "1.part", "identity", "stream"]);
+    let told = |stages: &[String], stage: &str| stages.iter().any(|told| told == stage);
+    // The text does not go through finished layers again.
     let (_, again) = run(&source, &target, 1, text, Some("layer 3: inputs"));
-    assert!(!again.contains(&"layer 1: inputs".to_string()));
-    assert!(again.contains(&"layer 2: inputs".to_string()));
+    assert!(!told(&again, "layer 0: outputs") && !told(&again, "layer 1: outputs"));
+    assert!(told(&again, "layer 2: inputs"));
+    // Unless nobody knows where it was.
+    let stream = parts.join("stream");
+    let mut bytes = fs::read(&stream).unwrap();
+    bytes[5000] ^= 1;
+    fs::write(&stream, bytes).unwrap();
+    let (_, again) = run(&source, &target, 1, text, Some("layer 3: inputs"));
+    assert!(told(&again, "layer 0: outputs") && !told(&again, "layer 2: inputs"));
 
     // A part that is damaged is made again, those after it are not.
-    let parts = folder.path().join(".cut.calibration");
     let path = parts.join("1.part");
     let mut bytes = fs::read(&path).unwrap();
     bytes[700] ^= 1;
@@ -132,8 +144,7 @@ fn a_run_that_was_cut_goes_on() {
     fs::write(parts.join("3.tmp"), "cut off").unwrap();
     let (end, last) = run(&source, &target, 2, text, None);
     end.unwrap();
-    assert!(last.contains(&"layer 1: inputs".to_string()));
-    assert!(!last.contains(&"layer 2: inputs".to_string()));
+    assert!(told(&last, "layer 1: inputs") && !told(&last, "layer 2: inputs"));
     assert_eq!(weights(&whole), weights(&target));
     assert_eq!(names(folder.path()), ["cut", "whole"]);
 
@@ -144,6 +155,34 @@ fn a_run_that_was_cut_goes_on() {
         .unwrap_err();
     let (_, stages) = run(&source, &target, 2, other, Some("layer 1: inputs"));
     assert!(stages.contains(&"layer 0: inputs".to_string()));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_keeps_what_is_done_and_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = tiny("qwen3");
+    let (text, target) = (texts().0, folder.path().join("target"));
+    // Nothing is done yet.
+    let cut = run(&source, &target, 1, text, Some("layer 0: inputs")).0;
+    assert!(!matches!(cut, Err(Error::Unfinished { .. })));
+    assert_eq!(names(folder.path()), [""; 0]);
+    run(&source, &target, 1, text, Some("layer 1: inputs"))
+        .0
+        .unwrap_err();
+    let parts = folder.path().join(".target.calibration");
+    std::os::unix::fs::symlink("/dev/full", parts.join("1.tmp")).unwrap();
+    let full = run(&source, &target, 1, text, None).0.unwrap_err();
+    assert!(matches!(full, Error::Unfinished { .. }));
+    let (full, parts) = (full.to_string(), parts.display().to_string());
+    for words in [
+        &format!("{parts}/1.tmp: No space left on device"),
+        &format!("finished layers are kept in {parts} and the same command goes on"),
+    ] {
+        assert!(full.contains(words), "{full}");
+    }
+    run(&source, &target, 1, text, None).0.unwrap();
+    assert_eq!(names(folder.path()), ["target"]);
 }
 
 #[test]

@@ -69,14 +69,28 @@ impl Gram {
         if x.is_empty() {
             return;
         }
-        let mut sums = self.sums();
-        sums.rows += x.len() / self.k;
-        if sums.values.is_empty() {
-            sums.values = vec![0.0; self.k * stride(self.k)];
-        }
+        let mut sums = self.grown(x.len() / self.k);
         for rows in x.chunks(A_ROW * self.k) {
             self.add_some(cpu, rows, &mut sums.values);
         }
+    }
+
+    /// Adds a row for each input, of `x` there and 0 for all others.
+    pub fn add_each(&self, x: f32) {
+        let (k, mut sums) = (self.k, self.grown(self.k));
+        for sum in sums.values.iter_mut().step_by(stride(k) + 1).take(k) {
+            *sum = x.mul_add(x, *sum);
+        }
+    }
+
+    /// The sums with room for values, counting `rows` more.
+    fn grown(&self, rows: usize) -> MutexGuard<'_, Sums> {
+        let mut sums = self.sums();
+        sums.rows += rows;
+        if sums.values.is_empty() {
+            sums.values = vec![0.0; self.k * stride(self.k)];
+        }
+        sums
     }
 
     /// At most `A_ROW` rows.
@@ -175,6 +189,26 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::testing::{assert_close, cpus, values};
+
+    #[test]
+    fn a_row_for_each_input_adds_to_the_diagonal() {
+        let k = 96;
+        let x = values(5, 20 * k, 1.0);
+        for cpu in cpus() {
+            let grams = [Gram::new(k), Gram::new(k)];
+            for gram in &grams {
+                gram.add(&cpu, &x);
+            }
+            grams[0].add_each(0.3);
+            for input in 0..k {
+                let mut row = vec![0.0; k];
+                row[input] = 0.3;
+                grams[1].add(&cpu, &row);
+            }
+            assert_eq!(grams[0].rows(), grams[1].rows());
+            assert_eq!(grams[0].form(&cpu), grams[1].form(&cpu));
+        }
+    }
 
     #[test]
     fn sums_are_those_of_products_and_do_not_depend_on_threads_or_parts() {

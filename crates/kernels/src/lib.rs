@@ -60,4 +60,4 @@ pub use norm::{add_rms_norm, gated_norm, l2_norm_heads, rms_norm, rms_norm_heads
 pub use rope::Rope;
 pub use route::{Choice, add_weighted, route, sigmoid};
 pub use rows::Heads;
-pub use stored::Page;
+pub use stored::{Page, read_floats, write_floats};

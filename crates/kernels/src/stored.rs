@@ -63,6 +63,19 @@ impl Number for f16 {
     }
 }
 
+/// Writes floats, for [`read_floats`].
+///
+/// # Errors
+/// Those of `to`.
+pub fn write_floats(floats: &[f32], to: &mut dyn Write) -> io::Result<()> {
+    write(floats, to)
+}
+
+/// Takes as many floats as `out` holds off the front of `bytes`; `None` if there are fewer.
+pub fn read_floats(bytes: &mut &[u8], out: &mut [f32]) -> Option<()> {
+    read(bytes, out)
+}
+
 fn write<T: Number>(numbers: &[T], to: &mut dyn Write) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(TOGETHER * T::BYTES);
     for numbers in numbers.chunks(TOGETHER) {

@@ -1,8 +1,10 @@
 //! A text's way through a model whose layers are there one at a time.
 
+use std::io::{self, Write};
+
 use kozue_checkpoint::Tensors;
 use kozue_checkpoint::description::ModelConfig;
-use kozue_kernels::{Cpu, KvType, rms_norm};
+use kozue_kernels::{Cpu, KvType, read_floats, rms_norm, write_floats};
 
 use crate::delta::Kept;
 use crate::model::{Layer, LayerRows, Ropes, norm_weight, scale_embedding, spans};
@@ -57,6 +59,21 @@ impl Walk {
             windows,
             stream,
         })
+    }
+
+    /// Writes the stream where it is, for [`Walk::read_from`].
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write_to(&self, to: &mut dyn Write) -> io::Result<()> {
+        write_floats(&self.stream, to)
+    }
+
+    /// Goes to where [`Walk::write_to`] was called with the same windows; `None`, and nothing happens,
+    /// if the bytes are too few or too many for them.
+    pub fn read_from(&mut self, mut bytes: &[u8]) -> Option<()> {
+        (bytes.len() == size_of_val(&self.stream[..])).then_some(())?;
+        read_floats(&mut bytes, &mut self.stream)
     }
 
     /// Layer `index` with its weights from `tensors`.

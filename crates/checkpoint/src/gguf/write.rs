@@ -20,7 +20,7 @@ use crate::error::Error;
 use crate::export::Floats;
 use crate::layout::{Role, Slot};
 use crate::quantize::input::Input;
-use crate::quantize::{Report, Run, TensorReport, encode};
+use crate::quantize::{Report, Run, TensorReport, unfit};
 use crate::safetensors::Dtype;
 use crate::writer::Writer;
 
@@ -147,8 +147,7 @@ impl Plan {
             let mut error = QuantError::default();
             match &tensor.content {
                 Content::Factors(factors) => {
-                    let bytes = encode(Dtype::F32, factors, &mut error);
-                    run.writer.data(&bytes)?;
+                    run.floats(&tensor.stored, Dtype::F32, factors, &mut error)?;
                 }
                 Content::Of(place, slot, from, bytes) => {
                     tensor.write(&mut run, place, slot, &mut error)?;
@@ -212,7 +211,7 @@ impl Tensor {
                 values.extend(&all[row * width..(row + 1) * width]);
             }
             change(&mut values);
-            run.writer.data(&self.encode(&values, error))?;
+            self.put(run, &slot.name, &values, error)?;
             return run.advance(&slot.name, len);
         }
         let k = slot.shape[1];
@@ -231,19 +230,30 @@ impl Tensor {
                 }
             }
             run.release(&slot.name, turned.len());
-            run.writer.data(&self.encode(&turned, error))?;
+            self.put(run, &slot.name, &turned, error)?;
             run.advance(&slot.name, turned.len())?;
         }
         Ok(())
     }
 
-    fn encode(&self, values: &[f32], error: &mut QuantError) -> Vec<u8> {
-        match self.format {
-            Format::F16 => encode(Dtype::F16, values, error),
-            Format::Bf16 => encode(Dtype::Bf16, values, error),
-            Format::Q8_0 => blocks(values, error),
-            _ => encode(Dtype::F32, values, error),
-        }
+    fn put(
+        &self,
+        run: &mut Run,
+        name: &str,
+        values: &[f32],
+        error: &mut QuantError,
+    ) -> Result<(), Error> {
+        let dtype = match self.format {
+            Format::F16 => Dtype::F16,
+            Format::Bf16 => Dtype::Bf16,
+            Format::Q8_0 => {
+                let bytes = blocks(values, error);
+                let bytes = bytes.map_err(|what| Error::tensor(run.path, name, what))?;
+                return run.writer.data(&bytes);
+            }
+            _ => Dtype::F32,
+        };
+        run.floats(name, dtype, values, error)
     }
 }
 
@@ -258,7 +268,10 @@ fn format(floats: Floats, k: usize) -> Format {
 }
 
 /// Blocks of Q8_0: the scale makes the largest value 127.
-fn blocks(values: &[f32], error: &mut QuantError) -> Vec<u8> {
+///
+/// # Errors
+/// The first value that is not finite, or is too large for the scale.
+fn blocks(values: &[f32], error: &mut QuantError) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::with_capacity(values.len() / BLOCK * (2 + BLOCK));
     for block in values.chunks_exact(BLOCK) {
         let largest = block
@@ -267,6 +280,10 @@ fn blocks(values: &[f32], error: &mut QuantError) -> Vec<u8> {
         let scale = f16::from_f32(largest / 127.0);
         bytes.extend(scale.to_le_bytes());
         let scale = scale.to_f32();
+        let held = |value: &&f32| !(value.is_finite() && scale.is_finite());
+        if let Some(&value) = block.iter().find(held) {
+            return Err(unfit(value, Format::Q8_0.name()));
+        }
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         for value in block {
             let code = (value * inverse).round_ties_even().clamp(-127.0, 127.0);
@@ -275,7 +292,7 @@ fn blocks(values: &[f32], error: &mut QuantError) -> Vec<u8> {
             error.squared_norm += f64::from(*value).powi(2);
         }
     }
-    bytes
+    Ok(bytes)
 }
 
 /// Llama 3's stretch, for which GGUF has a list of divisors.

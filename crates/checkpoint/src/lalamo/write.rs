@@ -22,7 +22,7 @@ use crate::destination::{WRITER, WRITER_KEY};
 use crate::error::Error;
 use crate::export::Floats;
 use crate::kozue::format_name;
-use crate::quantize::{Report, Run, SLICE, TensorReport, code_rows, encode};
+use crate::quantize::{Report, Run, SLICE, TensorReport, code_rows};
 use crate::safetensors::Dtype;
 use crate::writer::{Planned, Writer};
 
@@ -315,8 +315,7 @@ impl<'a> Plan<'a> {
             Content::Plain(number) => {
                 let Plain { name, shape, .. } = &self.structure.plain[*number];
                 let values = run.input.vector(name, shape.iter().product())?;
-                run.writer
-                    .data(&encode(*dtype, &values, &mut QuantError::default()))
+                run.floats(name, *dtype, &values, &mut QuantError::default())
             }
             Content::Biases(number) => {
                 let joined = &self.structure.joined[*number];
@@ -324,8 +323,7 @@ impl<'a> Plan<'a> {
                     let name = format!("{}.bias", part.name);
                     let all = run.input.vector(&name, self.len(&name)?)?;
                     let values = &all[part.first..part.first + part.count];
-                    let bytes = encode(*dtype, values, &mut lost[*number].floats);
-                    run.writer.data(&bytes)?;
+                    run.floats(&name, *dtype, values, &mut lost[*number].floats)?;
                 }
                 Ok(())
             }
@@ -338,8 +336,7 @@ impl<'a> Plan<'a> {
                         let count = SLICE.min(part.count - at);
                         run.read(&source, joined.k, part.first + at, count, &mut rows)?;
                         run.release(&source, rows.len());
-                        let bytes = encode(*dtype, &rows, &mut lost[*number].floats);
-                        run.writer.data(&bytes)?;
+                        run.floats(&source, *dtype, &rows, &mut lost[*number].floats)?;
                         run.advance(name, rows.len())?;
                     }
                 }
@@ -367,9 +364,7 @@ impl<'a> Plan<'a> {
                 let joined = &self.structure.joined[*number];
                 let (values, width) = arranged(values, joined.layout, joined.n(), spec.groups());
                 if *dtype != Dtype::U8 {
-                    return run
-                        .writer
-                        .data(&encode(*dtype, &values, &mut lost[*number].floats));
+                    return run.floats(name, *dtype, &values, &mut lost[*number].floats);
                 }
                 let top = f32::from((1u16 << spec.bits) - 1);
                 if let Some(wrong) = values.iter().find(|zero| !(0.0..=top).contains(*zero)) {

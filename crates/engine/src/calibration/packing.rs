@@ -16,7 +16,7 @@ const SLICE: usize = 1536;
 pub(super) struct Work<'a> {
     pub cpu: &'a Cpu,
     conversion: &'a Conversion,
-    pub progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
+    progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
     done: u64,
     total: u64,
 }
@@ -49,13 +49,22 @@ impl<'a> Work<'a> {
     }
 
     /// Passes over matrices that are there already.
-    pub fn skip(&mut self, done: &[(String, Rounded)]) -> Result<(), Stored> {
-        for (name, _) in done {
+    pub fn skip(&mut self, done: &[String]) -> Result<(), Stored> {
+        for name in done {
             let (spec, _) = self.conversion.packed(name)?;
             self.done += (spec.n * spec.k) as u64;
         }
-        let last = done.last().map_or("", |(name, _)| name);
-        self.stage(last)
+        self.stage(done.last().map_or("", |name| name))
+    }
+
+    /// Passes on how far writing is, which takes what little is left.
+    pub fn write(&mut self, written: Progress<'_>) -> ControlFlow<()> {
+        let left = u128::from(self.total - self.done) * u128::from(written.done);
+        (self.progress)(Progress {
+            tensor: written.tensor,
+            done: self.done + (left / u128::from(written.total.max(1))) as u64,
+            total: self.total,
+        })
     }
 
     /// A matrix's codes: for the least of a form, or to the nearest.

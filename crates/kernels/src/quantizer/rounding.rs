@@ -25,6 +25,7 @@ use crate::product::{A_ROW, Product};
 const ROWS: usize = 48;
 /// How often the groups are gone through again.
 const PASSES: usize = 3;
+
 impl Quantizer {
     /// As [`Quantizer::quantize`], but codes are chosen for the least of `form` instead of the least
     /// error of the weights; each row's codes still depend on that row only.
@@ -219,34 +220,26 @@ impl<'a> Tile<'a> {
             pivots: &whole.pivots[start..start + width],
             top: top_code(self.bits),
         };
+        let (isa, zero, bits) = (self.cpu.isa(), self.zero, self.bits);
         for row in (0..ROWS).step_by(LANES) {
-            dispatch(
-                self.cpu.isa(),
-                First {
-                    local: &local,
-                    zero: self.zero,
-                    bits: self.bits,
-                    lanes: Lanes {
-                        stride: self.form.stride(),
-                        weights: &self.weights[row * self.form.stride() + start..],
-                        aims: &self.aims[row * self.form.stride() + start..],
-                        errors: &mut self.errors[row * self.form.stride() + start..],
-                        codes: &mut self.codes[row * self.form.stride() + start..],
-                        scales: &mut self.scales[group * ROWS + row..][..LANES],
-                        zeros: &mut self.zeros[group * ROWS + row..][..LANES],
-                    },
-                },
-            );
+            let first = First {
+                local: &local,
+                zero,
+                bits,
+                lanes: self.lanes(group, start, row),
+            };
+            dispatch(isa, first);
         }
     }
 
     /// Looks for a better scale, zero point and codes of a group, given all others.
     fn again(&mut self, group: usize, start: usize, width: usize) {
+        let form = self.form;
         let Factor {
             stride,
             upper,
             pivots,
-        } = self.form.part(group);
+        } = form.part(group);
         let local = Local {
             width,
             stride: *stride,
@@ -254,24 +247,30 @@ impl<'a> Tile<'a> {
             pivots,
             top: top_code(self.bits),
         };
+        let (isa, zero) = (self.cpu.isa(), self.zero);
         for row in (0..ROWS).step_by(LANES) {
-            dispatch(
-                self.cpu.isa(),
-                Again {
-                    local: &local,
-                    zero: self.zero,
-                    form: &self.form.rows(start)[start..],
-                    lanes: Lanes {
-                        stride: self.form.stride(),
-                        weights: &self.weights[row * self.form.stride() + start..],
-                        aims: &self.aims[row * self.form.stride() + start..],
-                        errors: &mut self.errors[row * self.form.stride() + start..],
-                        codes: &mut self.codes[row * self.form.stride() + start..],
-                        scales: &mut self.scales[group * ROWS + row..][..LANES],
-                        zeros: &mut self.zeros[group * ROWS + row..][..LANES],
-                    },
-                },
-            );
+            let again = Again {
+                local: &local,
+                zero,
+                form: &form.rows(start)[start..],
+                lanes: self.lanes(group, start, row),
+            };
+            dispatch(isa, again);
+        }
+    }
+
+    /// A group of `LANES` rows, from input `start` on.
+    fn lanes(&mut self, group: usize, start: usize, row: usize) -> Lanes<'_> {
+        let stride = self.form.stride();
+        let (from, own) = (row * stride + start, group * ROWS + row);
+        Lanes {
+            stride,
+            weights: &self.weights[from..],
+            aims: &self.aims[from..],
+            errors: &mut self.errors[from..],
+            codes: &mut self.codes[from..],
+            scales: &mut self.scales[own..][..LANES],
+            zeros: &mut self.zeros[own..][..LANES],
         }
     }
 
