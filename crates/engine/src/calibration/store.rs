@@ -196,9 +196,9 @@ impl Store {
 
     /// After an error: the folder stays if something in it is of use, and then the error says so.
     pub fn leave(self, error: Error) -> Error {
-        let parts = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let mut parts = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let is_part = |entry: fs::DirEntry| entry.path().extension().is_some_and(|end| end == PART);
-        if parts.map(is_part).any(|part| part) {
+        if parts.any(is_part) {
             return Error::Unfinished {
                 what: error.to_string(),
                 folder: self.folder,
