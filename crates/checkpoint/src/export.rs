@@ -11,7 +11,7 @@ use std::path::Path;
 use kozue_kernels::Cpu;
 
 use crate::Checkpoint;
-use crate::description::{Description, ModelConfig, RopeScaling, TokenizerSource};
+use crate::description::{Description, Family, ModelConfig, RopeScaling, TokenizerSource};
 use crate::destination::{Destination, check_file, check_target};
 use crate::error::Error;
 use crate::gguf;
@@ -189,6 +189,7 @@ fn check(
     let sorted = |ids: &[u32]| {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
+        ids.dedup();
         ids
     };
     let tokenizer = match (text(before), text(after)) {
@@ -239,6 +240,12 @@ fn is_same(a: &ModelConfig, b: &ModelConfig) -> bool {
         let mut config = config.clone();
         config.attention.rope.theta = f64::from(config.attention.rope.theta as f32);
         config.attention.rope.scaling = RopeScaling::None;
+        if let Some(sliding) = &mut config.attention.sliding {
+            sliding.rope.theta = f64::from(sliding.rope.theta as f32);
+        } else if config.family == Family::Mistral {
+            // Without windows it is a Llama, and GGUF calls it so.
+            config.family = Family::Llama;
+        }
         config
     };
     plain(a) == plain(b) && frequencies(a).into_iter().zip(frequencies(b)).all(near)

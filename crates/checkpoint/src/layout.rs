@@ -29,14 +29,15 @@ pub(crate) struct Slot {
 
 /// Whether this is the name of a [`Role::FloatMatrix`].
 pub(crate) fn stays_float(name: &str) -> bool {
-    [
-        ".linear_attn.in_proj_a.weight",
-        ".linear_attn.in_proj_b.weight",
-        ".mlp.gate.weight",
-        ".mlp.shared_expert_gate.weight",
-    ]
-    .iter()
-    .any(|end| name.ends_with(end))
+    let in_delta = ["in_proj_a", "in_proj_b"]
+        .iter()
+        .any(|part| name.ends_with(&format!(".linear_attn.{part}.weight")));
+    in_delta || is_router(name)
+}
+
+/// Whether this is the name of a matrix that says how much of which expert a token takes.
+pub(crate) fn is_router(name: &str) -> bool {
+    name.ends_with(".mlp.gate.weight") || name.ends_with(".mlp.shared_expert_gate.weight")
 }
 
 /// What the names of all experts' tensors have after their layer's.

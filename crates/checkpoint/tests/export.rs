@@ -403,6 +403,8 @@ fn models_go_through_gguf_and_back() {
         "qwen3_5",
         "qwen3_5-gva",
         "qwen3_5-multimodal",
+        "qwen3_moe",
+        "qwen3_5_moe",
     ] {
         let root = tempfile::tempdir().unwrap();
         let source = tiny(name);

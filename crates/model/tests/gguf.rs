@@ -158,3 +158,49 @@ fn greedy(model: &Model, cpu: &Cpu, prompt: &[u32], count: usize) -> Vec<(u32, [
     }
     tokens
 }
+
+/// Files that Kozue writes are the model that they were written of: in all bits where the format
+/// keeps all, else in the tokens.
+#[test]
+fn written_files_say_what_their_source_says() {
+    use kozue_checkpoint::{ExportOptions, Floats, Format, export};
+    let cpu = Cpu::new(Some(2));
+    let root = tempfile::tempdir().unwrap();
+    for (name, floats) in [
+        ("qwen3_moe", Floats::Bf16),
+        ("qwen3_5_moe", Floats::F32),
+        ("qwen3_moe", Floats::Q8_0),
+    ] {
+        let source = reference().join("tiny").join(name);
+        let target = root.path().join(format!("{name}-{floats:?}.gguf"));
+        let options = ExportOptions {
+            format: Format::Gguf,
+            floats,
+            force: false,
+        };
+        export(&cpu, &source, &target, options, &mut |_| {
+            std::ops::ControlFlow::Continue(())
+        })
+        .unwrap();
+        let (before, after) = (load(&source, KvType::F32), load(&target, KvType::F32));
+        let (mut ours, mut theirs) = (before.new_state(), after.new_state());
+        let expected = read_json(&source.join("expected.json"));
+        let prompt = ids(&expected["prompts"]["long"]["prompt"]);
+        let mut last = before.advance(&cpu, &mut ours, &prompt, 1).unwrap();
+        let mut written = after.advance(&cpu, &mut theirs, &prompt, 1).unwrap();
+        let steps = match floats {
+            // Rounded weights go their own way in the end.
+            Floats::Q8_0 => 1,
+            _ => 60,
+        };
+        for step in 0..steps {
+            if floats == Floats::Bf16 {
+                assert!(last[..] == written[..], "{name}, step {step}");
+            }
+            let token = argmax(&last);
+            assert_eq!(token, argmax(&written), "{name}, {floats:?}, step {step}");
+            last = before.advance(&cpu, &mut ours, &[token], 1).unwrap();
+            written = after.advance(&cpu, &mut theirs, &[token], 1).unwrap();
+        }
+    }
+}

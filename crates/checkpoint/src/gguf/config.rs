@@ -285,8 +285,7 @@ fn attention(
         kv_heads,
         head_dim,
         query_scalar: match family {
-            // The 27B, as llama.cpp knows it.
-            Family::Gemma3 if layers.len() == 62 => (hidden_size / heads) as f64,
+            Family::Gemma3 => gemma3_scalar(layers.len(), hidden_size, heads, head_dim),
             _ => head_dim as f64,
         },
         qkv_bias: has("attn_q") || has("attn_qkv"),
@@ -307,6 +306,27 @@ fn attention(
             None
         },
     })
+}
+
+/// What llama.cpp divides Gemma 3's scores by the root of: it knows the 27B by its layers.
+fn gemma3_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f64 {
+    let scalar = if layers == 62 {
+        hidden / heads
+    } else {
+        head_dim
+    };
+    scalar as f64
+}
+
+/// What a file of this model of Gemma 3 is read back with as its `query_scalar`.
+pub(super) fn gemma3_query_scalar(config: &ModelConfig) -> f64 {
+    let shape = &config.attention;
+    gemma3_scalar(
+        config.layers.len(),
+        config.hidden_size,
+        shape.heads,
+        shape.head_dim,
+    )
 }
 
 fn rope(keys: &Keys, head_dim: usize, table: &impl Table) -> Result<RopeConfig, Error> {

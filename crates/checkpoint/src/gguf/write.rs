@@ -3,10 +3,12 @@
 //! Matrices are floats or Q8_0 (blocks of 32 codes of 8 bits with a scale in f16); norms, biases, decays
 //! and convolutions are F32, as llama.cpp wants them.
 
+mod sentencepiece;
 mod settings;
 mod values;
 mod vocabulary;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use half::f16;
@@ -18,7 +20,7 @@ use crate::Checkpoint;
 use crate::description::RopeScaling;
 use crate::error::Error;
 use crate::export::Floats;
-use crate::layout::{Role, Slot};
+use crate::layout::{Role, Slot, is_router};
 use crate::quantize::input::Input;
 use crate::quantize::{Report, Run, TensorReport, unfit};
 use crate::safetensors::Dtype;
@@ -51,47 +53,55 @@ struct Tensor {
 }
 
 enum Content {
-    /// A tensor of the model, which was stored so.
-    Of(Box<Place>, Slot, String, u64),
+    /// Tensors of the model, one below the other: one, or that of every expert of a layer.
+    Of(Vec<Part>),
     /// Divisors of the rotary frequencies.
     Factors(Vec<f32>),
+}
+
+/// A tensor of the model and how it was stored.
+struct Part {
+    place: Place,
+    slot: Slot,
+    from: String,
+    bytes: u64,
 }
 
 impl Plan {
     pub fn new(input: &Input, checkpoint: &Checkpoint, floats: Floats) -> Result<Plan, Error> {
         let description = checkpoint.description();
         let config = &description.config;
-        let Some(arch) = settings::architecture(config) else {
-            let what = "models of this family are not written as GGUF; llama, qwen2, qwen3 and \
-                        qwen3_5 without experts are";
-            return Err(Error::file(checkpoint.path(), what));
-        };
+        let arch =
+            settings::architecture(config).map_err(|what| Error::file(checkpoint.path(), what))?;
         let places = places(config, |_| false);
-        let mut tensors = Vec::new();
+        let places: HashMap<&str, &Place> = places
+            .iter()
+            .rev()
+            .map(|place| (place.name.as_str(), place))
+            .collect();
+        let mut tensors: Vec<Tensor> = Vec::new();
+        let mut joined: HashMap<String, usize> = HashMap::new();
         let mut weights = 0;
         for (slot, info) in input.tensors() {
-            let place = places.iter().find(|place| place.name == slot.name);
-            let Some(place) = place else {
+            let Some(&place) = places.get(slot.name.as_str()) else {
                 let what = "has no name in GGUF";
                 return Err(Error::tensor(checkpoint.path(), &slot.name, what));
             };
             weights += slot.shape.iter().product::<usize>() as u64;
-            let matrix = slot.role != Role::Vector;
-            tensors.push(Tensor {
-                stored: place.stored.clone(),
-                shape: slot
-                    .shape
-                    .iter()
-                    .copied()
-                    .filter(|&n| n != 1 || matrix)
-                    .collect(),
-                format: if matrix {
-                    format(floats, slot.shape[slot.shape.len() - 1])
-                } else {
-                    Format::F32
-                },
-                content: Content::Of(Box::new(place.clone()), slot, info.format, info.bytes),
-            });
+            let shape = slot.shape.clone();
+            let part = Part {
+                place: place.clone(),
+                slot,
+                from: info.format,
+                bytes: info.bytes,
+            };
+            // The experts of a layer come in the order of their indices.
+            if let Some(&at) = joined.get(&place.stored) {
+                tensors[at].push(part);
+                continue;
+            }
+            joined.insert(place.stored.clone(), tensors.len());
+            tensors.push(Tensor::new(part, shape, floats));
         }
         if let Some(factors) = factors(&config.attention.rope.scaling, description) {
             tensors.push(Tensor {
@@ -149,14 +159,16 @@ impl Plan {
                 Content::Factors(factors) => {
                     run.floats(&tensor.stored, Dtype::F32, factors, &mut error)?;
                 }
-                Content::Of(place, slot, from, bytes) => {
-                    tensor.write(&mut run, place, slot, &mut error)?;
-                    run.input.release(&slot.name);
-                    report.bytes_before += bytes;
+                Content::Of(parts) => {
+                    for part in parts {
+                        tensor.write(&mut run, &part.place, &part.slot, &mut error)?;
+                        run.input.release(&part.slot.name);
+                        report.bytes_before += part.bytes;
+                    }
                     report.tensors.push(TensorReport {
                         name: tensor.stored.clone(),
                         shape: tensor.shape.clone(),
-                        from: from.clone(),
+                        from: parts[0].from.clone(),
                         to: tensor.format.name().to_owned(),
                         bytes: tensor.bytes(),
                         relative_error: Some(error.relative_rms()).filter(|&error| error > 0.0),
@@ -173,6 +185,35 @@ impl Plan {
 }
 
 impl Tensor {
+    /// A tensor of which this is the first or the only part.
+    fn new(part: Part, mut shape: Vec<usize>, floats: Floats) -> Tensor {
+        let format = match part.slot.role {
+            Role::Vector => Format::F32,
+            // As llama.cpp's converter has routers.
+            Role::FloatMatrix if is_router(&part.slot.name) => Format::F32,
+            Role::Matrix | Role::FloatMatrix => format(floats, shape[shape.len() - 1]),
+        };
+        if part.place.part.is_some() {
+            shape.insert(0, 1);
+        } else if part.slot.role != Role::Matrix {
+            // A convolution's middle dimension, a gate of one output.
+            shape.retain(|&n| n != 1);
+        }
+        Tensor {
+            stored: part.place.stored.clone(),
+            shape,
+            format,
+            content: Content::Of(vec![part]),
+        }
+    }
+
+    fn push(&mut self, part: Part) {
+        if let Content::Of(parts) = &mut self.content {
+            self.shape[0] += 1;
+            parts.push(part);
+        }
+    }
+
     fn bytes(&self) -> u64 {
         let (width, rows) = self.shape.split_last().map_or((0, 0), |(width, rest)| {
             (*width, rest.iter().product::<usize>())

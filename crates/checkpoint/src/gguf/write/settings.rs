@@ -3,18 +3,36 @@
 use super::values::Values;
 use crate::description::{Description, Family, Mixer, ModelConfig, RopeScaling};
 use crate::export::Floats;
+use crate::gguf::config::gemma3_query_scalar;
 
-/// llama.cpp's name of an architecture; none where no such file is written.
-pub(super) fn architecture(config: &ModelConfig) -> Option<&'static str> {
-    if config.experts.is_some() {
-        return None;
-    }
+/// llama.cpp's name of an architecture; what it does not do where it has none for such a model.
+pub(super) fn architecture(config: &ModelConfig) -> Result<&'static str, String> {
+    let moe = config.experts.is_some();
     match config.family {
-        Family::Llama => Some("llama"),
-        Family::Qwen2 => Some("qwen2"),
-        Family::Qwen3 => Some("qwen3"),
-        Family::Qwen35 => Some("qwen35"),
-        Family::Mistral | Family::Gemma3 => None,
+        Family::Mistral if config.attention.sliding.is_some() => {
+            Err("sees a window only, which GGUF can say of Gemma 3 alone; export to hf".to_owned())
+        }
+        Family::Llama | Family::Mistral => Ok("llama"),
+        Family::Qwen2 => Ok("qwen2"),
+        Family::Qwen3 | Family::Qwen35
+            if config.experts.as_ref().is_some_and(|e| !e.normalised) =>
+        {
+            let what = "does not make its experts' weights add up to 1, as llama.cpp always does";
+            Err(format!("{what}; export to hf"))
+        }
+        Family::Qwen3 if moe => Ok("qwen3moe"),
+        Family::Qwen3 => Ok("qwen3"),
+        Family::Qwen35 if moe => Ok("qwen35moe"),
+        Family::Qwen35 => Ok("qwen35"),
+        Family::Gemma3 if config.attention.query_scalar != gemma3_query_scalar(config) => {
+            Err(format!(
+                "divides scores by the root of {} (query_pre_attn_scalar), llama.cpp by that of {}; \
+                 export to hf",
+                config.attention.query_scalar,
+                gemma3_query_scalar(config)
+            ))
+        }
+        Family::Gemma3 => Ok("gemma3"),
     }
 }
 
@@ -75,6 +93,25 @@ pub(super) fn write(
     if let RopeScaling::Linear { factor } = attention.rope.scaling {
         values.text(&key("rope.scaling.type"), "linear");
         values.float(&key("rope.scaling.factor"), factor as f32);
+    }
+    if let Some(experts) = &config.experts {
+        for (name, value) in [
+            ("expert_count", experts.count),
+            ("expert_used_count", experts.chosen),
+            ("expert_feed_forward_length", config.intermediate_size),
+        ] {
+            values.size(&key(name), value);
+        }
+        if let Some(shared) = experts.shared {
+            values.size(&key("expert_shared_feed_forward_length"), shared);
+        }
+    }
+    if let Some(sliding) = &attention.sliding {
+        values.size(&key("attention.sliding_window"), sliding.window);
+        let slides = config.layers.iter().map(|mixer| *mixer == Mixer::Sliding);
+        let slides: Vec<bool> = slides.collect();
+        values.bools(&key("attention.sliding_window_pattern"), &slides);
+        values.float(&key("rope.freq_base_swa"), sliding.rope.theta as f32);
     }
     if config.family != Family::Qwen35 {
         return;

@@ -65,6 +65,13 @@ impl Values {
         }
     }
 
+    pub fn floats(&mut self, key: &str, values: &[f32]) {
+        self.array(key, FLOAT32, values.len());
+        for value in values {
+            self.bytes.extend(value.to_le_bytes());
+        }
+    }
+
     pub fn bools(&mut self, key: &str, values: &[bool]) {
         self.array(key, BOOL, values.len());
         self.bytes
