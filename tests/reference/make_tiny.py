@@ -99,6 +99,16 @@ MODELS = {
                                  tie_word_embeddings=True, max_position_embeddings=1024,
                                  rope_parameters={"rope_type": "default", "rope_theta": 1e6}),
                   "qwen2", {"dtype": "bf16", "experts_apart": True}),
+    # Layers without experts: one that is named, and all but every second.
+    "qwen3_moe-mixed": (Qwen3MoeConfig(vocab_size=320, hidden_size=64, moe_intermediate_size=32,
+                                       intermediate_size=96, mlp_only_layers=[1],
+                                       decoder_sparse_step=2, num_hidden_layers=4,
+                                       num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+                                       num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+                                       tie_word_embeddings=True, max_position_embeddings=1024,
+                                       rope_parameters={"rope_type": "default",
+                                                        "rope_theta": 1e6}),
+                        "qwen2", {"dtype": "bf16", "experts_apart": True}),
     # Fused experts, as published.
     "qwen3_5_moe": (Qwen3_5MoeTextConfig(
         vocab_size=320, hidden_size=64, moe_intermediate_size=32,
@@ -137,7 +147,7 @@ def long_prompt(name, count):
 
 LONG_LENGTH = {"qwen3_5": 131, "qwen3_5-gva": 150, "qwen3_5-deep": 70, "qwen3_5-multimodal": 128,
                "qwen3": 100, "qwen2": 129, "llama": 97, "llama3-rope": 140, "llama-256": 70,
-               "mistral": 120, "qwen3_moe": 100, "qwen3_5_moe": 131, "gemma3": 120}
+               "mistral": 120, "qwen3_moe": 100, "qwen3_moe-mixed": 80, "qwen3_5_moe": 131, "gemma3": 120}
 
 
 def randomise(model, seed):

@@ -10,7 +10,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 use crate::description::{
-    AttentionConfig, DeltaConfig, ExpertsConfig, Family, Mixer, ModelConfig, SlidingConfig,
+    AttentionConfig, DeltaConfig, DenseLayers, ExpertsConfig, Family, Mixer, ModelConfig,
+    SlidingConfig,
 };
 use crate::error::Error;
 use crate::fields::{Fields, shortest};
@@ -116,7 +117,7 @@ fn model((family, moe): (Family, bool), tied: bool, text: &Fields) -> Result<Mod
     }
     let attention = attention(family, hidden_size, &layers, text)?;
     let experts = if moe {
-        Some(experts(family, text)?)
+        Some(experts(family, layers.len(), text)?)
     } else {
         None
     };
@@ -295,22 +296,30 @@ fn attention(
     })
 }
 
-fn experts(family: Family, text: &Fields) -> Result<ExpertsConfig, Error> {
-    // Which layers have no experts, in the settings of Qwen3-MoE: none in any published model.
-    let dense = text.list("mlp_only_layers")?;
-    if dense.is_some_and(|layers| !layers.is_empty())
-        || text.size("decoder_sparse_step", MAX_LAYERS)?.unwrap_or(1) != 1
-    {
-        let field = if dense.is_some_and(|layers| !layers.is_empty()) {
-            "mlp_only_layers"
-        } else {
-            "decoder_sparse_step"
-        };
-        return Err(text.error(
-            field,
-            "layers without experts among others are not supported",
-        ));
+/// Which of Qwen3-MoE's `count` layers have no experts: those that it names, and all but every so many.
+fn dense_layers(count: usize, text: &Fields) -> Result<Option<DenseLayers>, Error> {
+    const NAMED: &str = "mlp_only_layers";
+    let named: Option<Vec<u64>> = text
+        .list(NAMED)?
+        .unwrap_or_default()
+        .iter()
+        .map(Value::as_u64)
+        .collect();
+    let named = named.ok_or_else(|| text.error(NAMED, "must hold numbers of layers"))?;
+    let step = text.size("decoder_sparse_step", MAX_LAYERS)?.unwrap_or(1);
+    let dense =
+        |&layer: &usize| named.contains(&(layer as u64)) || !(layer + 1).is_multiple_of(step);
+    let layers: Vec<usize> = (0..count).filter(dense).collect();
+    if layers.is_empty() {
+        return Ok(None);
     }
+    Ok(Some(DenseLayers {
+        layers,
+        intermediate_size: text.required_size("intermediate_size", MAX_WIDTH)?,
+    }))
+}
+
+fn experts(family: Family, layers: usize, text: &Fields) -> Result<ExpertsConfig, Error> {
     let count = match text.size("num_local_experts", MAX_EXPERTS)? {
         Some(count) => count,
         None => text.required_size("num_experts", MAX_EXPERTS)?,
@@ -329,6 +338,11 @@ fn experts(family: Family, text: &Fields) -> Result<ExpertsConfig, Error> {
             Some(text.required_size("shared_expert_intermediate_size", MAX_WIDTH)?)
         } else {
             None
+        },
+        dense: if qwen35 {
+            None
+        } else {
+            dense_layers(layers, text)?
         },
     })
 }
@@ -374,15 +388,21 @@ pub(crate) fn config_json(config: &ModelConfig) -> Map<String, Value> {
     put("vocab_size", json!(config.vocab_size));
     put("hidden_size", json!(config.hidden_size));
     match &config.experts {
-        None => put("intermediate_size", json!(config.intermediate_size)),
+        None => {
+            put("intermediate_size", json!(config.intermediate_size));
+        }
         Some(experts) => {
             put("moe_intermediate_size", json!(config.intermediate_size));
             put("num_experts", json!(experts.count));
             put("num_experts_per_tok", json!(experts.chosen));
             put("norm_topk_prob", json!(experts.normalised));
-            put("shared_expert_intermediate_size", json!(experts.shared))
+            put("shared_expert_intermediate_size", json!(experts.shared));
+            if let Some(dense) = &experts.dense {
+                put("mlp_only_layers", json!(dense.layers));
+                put("intermediate_size", json!(dense.intermediate_size));
+            }
         }
-    };
+    }
     put("num_hidden_layers", json!(config.layers.len()));
     put("num_attention_heads", json!(attention.heads));
     put("num_key_value_heads", json!(attention.kv_heads));

@@ -184,6 +184,17 @@ pub struct ExpertsConfig {
     pub normalised: bool,
     /// Width inside the expert that every token takes besides, where there is one.
     pub shared: Option<usize>,
+    /// Layers that have an MLP of their own instead, where there are any.
+    pub dense: Option<DenseLayers>,
+}
+
+/// Layers without experts among others that have some.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DenseLayers {
+    /// Their indices, in order.
+    pub layers: Vec<usize>,
+    /// Width inside their MLPs.
+    pub intermediate_size: usize,
 }
 
 /// The shape of a decoder-only language model.
@@ -197,7 +208,7 @@ pub struct ModelConfig {
     pub hidden_size: usize,
     /// Width inside the gated MLP, of each expert where there are experts.
     pub intermediate_size: usize,
-    /// Mixture of experts in place of the MLP of every layer.
+    /// Mixture of experts in place of the MLP of layers.
     pub experts: Option<ExpertsConfig>,
     /// The mixer of every layer, first layer first.
     pub layers: Vec<Mixer>,
@@ -228,6 +239,17 @@ impl ModelConfig {
     /// How many layers mix tokens this way.
     pub fn count(&self, mixer: Mixer) -> usize {
         self.layers.iter().filter(|layer| **layer == mixer).count()
+    }
+
+    /// The mixture of experts of a layer, or the width inside its MLP.
+    pub fn feed_forward(&self, layer: usize) -> Result<&ExpertsConfig, usize> {
+        let Some(experts) = &self.experts else {
+            return Err(self.intermediate_size);
+        };
+        match &experts.dense {
+            Some(dense) if dense.layers.contains(&layer) => Err(dense.intermediate_size),
+            _ => Ok(experts),
+        }
     }
 
     /// What one token's pass reads of the tensor `name`, of which there is `amount`: all of it, of an

@@ -62,7 +62,7 @@ pub(crate) fn layout(config: &ModelConfig) -> Vec<Slot> {
     let hidden = config.hidden_size;
     slots.matrix("model.embed_tokens", config.vocab_size, hidden, false);
     for (index, mixer) in config.layers.iter().enumerate() {
-        slots.layer(&format!("model.layers.{index}"), *mixer, config);
+        slots.layer(&format!("model.layers.{index}"), index, *mixer, config);
     }
     slots.vector("model.norm.weight".to_owned(), &[hidden]);
     if !config.tied {
@@ -79,7 +79,9 @@ pub(crate) fn mtp_layout(config: &ModelConfig) -> Vec<Slot> {
         slots.vector(format!("{MTP}{norm}.weight"), &[hidden]);
     }
     slots.matrix(&format!("{MTP}fc"), hidden, 2 * hidden, false);
-    slots.layer(&format!("{MTP}layers.0"), Mixer::Attention, config);
+    // Behind the model's own layers.
+    let index = config.layers.len();
+    slots.layer(&format!("{MTP}layers.0"), index, Mixer::Attention, config);
     slots.vector(format!("{MTP}norm.weight"), &[hidden]);
     slots.0
 }
@@ -115,7 +117,7 @@ impl Slots {
         });
     }
 
-    fn layer(&mut self, at: &str, mixer: Mixer, config: &ModelConfig) {
+    fn layer(&mut self, at: &str, index: usize, mixer: Mixer, config: &ModelConfig) {
         let hidden = config.hidden_size;
         self.vector(format!("{at}.input_layernorm.weight"), &[hidden]);
         match mixer {
@@ -128,10 +130,11 @@ impl Slots {
                 self.vector(format!("{at}.{norm}.weight"), &[hidden]);
             }
         }
-        let inner = config.intermediate_size;
-        let Some(experts) = &config.experts else {
-            return self.mlp(&format!("{at}.mlp"), inner, config);
+        let experts = match config.feed_forward(index) {
+            Ok(experts) => experts,
+            Err(inner) => return self.mlp(&format!("{at}.mlp"), inner, config),
         };
+        let inner = config.intermediate_size;
         self.float_matrix(&format!("{at}.mlp.gate"), experts.count, hidden);
         for expert in 0..experts.count {
             self.mlp(&format!("{at}{EXPERTS}{expert}"), inner, config);

@@ -82,6 +82,7 @@ fn experts_are_cut_apart() {
         chosen: 2,
         normalised: true,
         shared: None,
+        dense: None,
     };
     assert_eq!(config.experts, Some(experts));
     assert_rows(&checkpoint, "gate", [3, 64], "blk.1.ffn_gate_inp.weight", 0);

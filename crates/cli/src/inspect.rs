@@ -307,6 +307,7 @@ impl<'a> View<'a> {
                 "count": experts.count,
                 "chosen": experts.chosen,
                 "shared_size": experts.shared,
+                "dense_layers": experts.dense.as_ref().map(|dense| &dense.layers),
             })),
             "weights": self.weights,
             "active_weights": self.active,
@@ -398,8 +399,15 @@ fn experts(shape: &ExpertsConfig, inner: usize) -> String {
         None => String::new(),
         Some(inner) => format!(", and one of size {inner} for every token"),
     };
+    let dense = shape.dense.as_ref().map_or(String::new(), |dense| {
+        format!(
+            "; {} layers have one of size {} instead",
+            dense.layers.len(),
+            dense.intermediate_size
+        )
+    });
     format!(
-        "{} a layer of mlp size {inner}, {} for a token{shared}",
+        "{} a layer of mlp size {inner}, {} for a token{shared}{dense}",
         shape.count, shape.chosen
     )
 }

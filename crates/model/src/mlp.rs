@@ -14,22 +14,19 @@ pub(crate) enum FeedForward {
 }
 
 impl FeedForward {
+    /// That of a layer.
     pub(crate) fn load(
         tensors: &impl Tensors,
         config: &ModelConfig,
+        layer: usize,
         prefix: &str,
     ) -> Result<Self, Error> {
-        Ok(match &config.experts {
-            Some(shape) => {
+        Ok(match config.feed_forward(layer) {
+            Ok(shape) => {
                 let experts = Experts::load(tensors, config, shape, prefix)?;
                 Self::Experts(Box::new(experts))
             }
-            None => Self::Mlp(Mlp::load(
-                tensors,
-                config,
-                prefix,
-                config.intermediate_size,
-            )?),
+            Err(inner) => Self::Mlp(Mlp::load(tensors, config, prefix, inner)?),
         })
     }
 

@@ -450,7 +450,7 @@ impl Layer {
                 "post_attention_layernorm"
             })?,
             made_norm: sandwich("post_feedforward_layernorm")?,
-            mlp: FeedForward::load(checkpoint, config, &format!("{prefix}.mlp"))?,
+            mlp: FeedForward::load(checkpoint, config, index, &format!("{prefix}.mlp"))?,
         })
     }
 }

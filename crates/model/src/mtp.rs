@@ -118,7 +118,7 @@ impl Mtp {
             input_norm: norm("mtp.layers.0.input_layernorm")?,
             attention: Attention::load(checkpoint, config, "mtp.layers.0.self_attn", rope)?,
             post_norm: norm("mtp.layers.0.post_attention_layernorm")?,
-            mlp: FeedForward::load(checkpoint, config, "mtp.layers.0.mlp")?,
+            mlp: FeedForward::load(checkpoint, config, config.layers.len(), "mtp.layers.0.mlp")?,
             norm: norm("mtp.norm")?,
         }))
     }

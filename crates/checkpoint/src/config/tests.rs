@@ -76,6 +76,7 @@ fn qwen3_with_experts() {
         chosen: 8,
         normalised: true,
         shared: None,
+        dense: None,
     };
     assert_eq!(config.experts, Some(experts));
     assert_eq!(config.intermediate_size, 768);
@@ -84,13 +85,13 @@ fn qwen3_with_experts() {
     for (field, value, what) in [
         (
             "mlp_only_layers",
-            json!([0]),
-            "mlp_only_layers: layers without experts",
+            json!([0, "1"]),
+            "mlp_only_layers: must hold numbers of layers",
         ),
         (
             "decoder_sparse_step",
-            json!(2),
-            "decoder_sparse_step: layers without experts",
+            json!(0),
+            "decoder_sparse_step: must not be 0",
         ),
         (
             "num_experts_per_tok",
@@ -109,6 +110,31 @@ fn qwen3_with_experts() {
         let said = says(config);
         assert!(said.contains(what), "{said}");
     }
+}
+
+#[test]
+fn layers_without_experts_among_others() {
+    let dense = |named: Value, step: u64| {
+        let mut config = qwen3_30b_a3b();
+        config["num_hidden_layers"] = json!(6);
+        config["mlp_only_layers"] = named;
+        config["decoder_sparse_step"] = json!(step);
+        let config = read(config);
+        let widths = (0..6).filter_map(|layer| Some((layer, config.feed_forward(layer).err()?)));
+        widths.collect::<Vec<_>>()
+    };
+    assert_eq!(dense(json!([]), 1), []);
+    assert_eq!(dense(json!([4, 0, 99]), 1), [(0, 6144), (4, 6144)]);
+    assert_eq!(
+        dense(json!([1]), 2),
+        [(0, 6144), (1, 6144), (2, 6144), (4, 6144)]
+    );
+    let mut without = qwen3_30b_a3b();
+    without["intermediate_size"] = json!(null);
+    read(without.clone());
+    without["mlp_only_layers"] = json!([2]);
+    let said = says(without);
+    assert!(said.contains("intermediate_size: is missing"), "{said}");
 }
 
 #[test]

@@ -236,6 +236,7 @@ fn experts(keys: &Keys, family: Family) -> Result<ExpertsConfig, Error> {
             Family::Qwen35 => Some(keys.needed("expert_shared_feed_forward_length")?),
             _ => None,
         },
+        dense: None,
     })
 }
 

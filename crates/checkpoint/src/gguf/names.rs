@@ -126,6 +126,7 @@ impl Places {
         for (name, stored) in norms {
             self.norm(&format!("{ours}.{name}"), &format!("{theirs}.{stored}"));
         }
+        // No such file mixes layers with and without experts.
         match &config.experts {
             None => self.mlp(&format!("{ours}.mlp"), theirs, ""),
             Some(experts) => {

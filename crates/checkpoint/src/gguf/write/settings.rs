@@ -20,6 +20,10 @@ pub(super) fn architecture(config: &ModelConfig) -> Result<&'static str, String>
             let what = "does not make its experts' weights add up to 1, as llama.cpp always does";
             Err(format!("{what}; export to hf"))
         }
+        Family::Qwen3 if config.experts.as_ref().is_some_and(|e| e.dense.is_some()) => Err(
+            "has layers without experts, which llama.cpp does not know in it; export to hf"
+                .to_owned(),
+        ),
         Family::Qwen3 if moe => Ok("qwen3moe"),
         Family::Qwen3 => Ok("qwen3"),
         Family::Qwen35 if moe => Ok("qwen35moe"),
