@@ -263,19 +263,24 @@ impl ModelConfig {
         }
     }
 
-    /// Bytes that a sequence of `tokens` holds: keys and values, recurrent states, windows.
+    /// Bytes that a sequence of `tokens` holds between passes: keys and values, recurrent states,
+    /// windows of convolutions.
     pub fn sequence_bytes(&self, kv: KvType, tokens: usize) -> u64 {
         let attention = &self.attention;
-        let caches = self.count(Mixer::Attention) + self.count(Mixer::Sliding);
-        let cache = KvCache::bytes_of(attention.kv_heads, attention.head_dim, kv, tokens);
-        let cache = cache.saturating_mul(caches as u64);
+        let cache = |window| {
+            let (heads, width) = (attention.kv_heads, attention.head_dim);
+            KvCache::bytes_of(heads, width, kv, tokens, window)
+        };
+        let all = cache(None).saturating_mul(self.count(Mixer::Attention) as u64);
+        let window = attention.sliding.as_ref().map(|sliding| sliding.window);
+        let within = cache(window).saturating_mul(self.count(Mixer::Sliding) as u64);
         let state = self.delta.as_ref().map_or(0, |delta| {
             let matrix = delta.value_heads * delta.key_dim * delta.value_dim;
             let window = delta.conv_channels() * delta.conv_kernel.saturating_sub(1);
             4 * (matrix + window)
         });
         let states = (self.count(Mixer::Delta) * state) as u64;
-        cache.saturating_add(states)
+        all.saturating_add(within).saturating_add(states)
     }
 }
 

@@ -8,7 +8,10 @@ use kozue_checkpoint::description::{
     ExpertsConfig, Family, Mixer, ModelConfig, RopeScaling, SlidingConfig,
 };
 use kozue_checkpoint::{Checkpoint, Description, Drafter, DrafterKind, InMemory, TensorInfo};
+use kozue_engine::memory::{DraftShape, Needs};
 use kozue_engine::speculation::drafter_folders;
+use kozue_kernels::threads::physical_cores;
+use kozue_model::Mtp;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -102,8 +105,8 @@ struct View<'a> {
     drafters: Vec<Drafter>,
     tensors: Vec<&'a TensorInfo>,
     list_tensors: bool,
-    /// (tokens, bytes that a sequence of this length holds)
-    contexts: Vec<(usize, u64)>,
+    /// (tokens, what a sequence of this length takes)
+    contexts: Vec<(usize, Needs)>,
     weights: u64,
     /// Weights that one token's pass uses.
     active: u64,
@@ -133,13 +136,22 @@ impl<'a> View<'a> {
                 .collect();
             lengths.push(config.max_position);
         }
+        let dflash = drafters.iter().find_map(|drafter| match drafter.kind() {
+            DrafterKind::DFlash(config) => Some(DraftShape::dflash(config)),
+            DrafterKind::Weaver(_) => None,
+        });
+        let head = || Mtp::is_in(checkpoint).then(|| DraftShape::head(config));
+        let drafts = dflash.or_else(head);
         View {
             description,
             drafters,
             list_tensors: args.tensors,
             contexts: lengths
                 .iter()
-                .map(|n| (*n, config.sequence_bytes(args.kv.into(), *n)))
+                .map(|n| {
+                    let (kv, threads) = (args.kv.into(), physical_cores());
+                    (*n, Needs::new(config, drafts.as_ref(), kv, threads, *n))
+                })
                 .collect(),
             weights,
             active,
@@ -151,6 +163,21 @@ impl<'a> View<'a> {
 
     fn bits_per_weight(&self) -> f64 {
         8.0 * self.weight_bytes as f64 / self.weights.max(1) as f64
+    }
+
+    /// What the drafters take, weights included.
+    fn drafter_bytes(&self, needs: &Needs) -> u64 {
+        let weights: u64 = self.drafters.iter().map(Drafter::bytes).sum();
+        weights.saturating_add(needs.drafter)
+    }
+
+    /// All that an answer takes.
+    fn total(&self, needs: &Needs) -> u64 {
+        let sequence = needs.sequence.saturating_add(needs.pass);
+        let drafter = self.drafter_bytes(needs);
+        self.memory_bytes
+            .saturating_add(sequence)
+            .saturating_add(drafter)
     }
 
     fn text(&self) -> String {
@@ -226,7 +253,7 @@ impl<'a> View<'a> {
         for drafter in &self.drafters {
             line("drafter", drafter_text(drafter));
         }
-        for &(length, sequence) in &self.contexts {
+        for &(length, needs) in &self.contexts {
             let beyond = if length > config.max_position {
                 ", which is more than the model was made for"
             } else {
@@ -235,9 +262,14 @@ impl<'a> View<'a> {
             line(
                 "memory",
                 format!(
-                    "{} at {length} tokens of context ({} of it the sequence){beyond}",
-                    bytes(self.memory_bytes.saturating_add(sequence)),
-                    bytes(sequence)
+                    "{} at {length} tokens of context ({} of it the sequence, {}{} a pass){beyond}",
+                    bytes(self.total(&needs)),
+                    bytes(needs.sequence),
+                    match self.drafter_bytes(&needs) {
+                        0 => String::new(),
+                        drafter => format!("{} the drafter, ", bytes(drafter)),
+                    },
+                    bytes(needs.pass),
                 ),
             );
         }
@@ -315,10 +347,12 @@ impl<'a> View<'a> {
             "weight_memory_bytes": self.memory_bytes,
             "bits_per_weight": self.bits_per_weight(),
             "drafters": self.drafters.iter().map(drafter_json).collect::<Vec<_>>(),
-            "memory": self.contexts.iter().map(|(tokens, sequence)| json!({
+            "memory": self.contexts.iter().map(|(tokens, needs)| json!({
                 "context": tokens,
-                "sequence_bytes": sequence,
-                "total_bytes": self.memory_bytes.saturating_add(*sequence),
+                "sequence_bytes": needs.sequence,
+                "drafter_bytes": self.drafter_bytes(needs),
+                "pass_bytes": needs.pass,
+                "total_bytes": self.total(needs),
             })).collect::<Vec<_>>(),
         });
         if self.list_tensors {

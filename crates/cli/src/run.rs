@@ -97,7 +97,7 @@ impl Setup<'_> {
 
     /// One answer, and the end. `text` is what the template made of the prompt.
     fn answer_alone(&self, prompt: Vec<u32>, text: Option<&str>) -> Result<(), Failure> {
-        let mut session = self.loaded.session(self.args.ctx);
+        let mut session = self.loaded.session(self.args.ctx).once();
         let request = self.request(prompt);
         self.check_memory(0, &request)?;
         let answer = if self.args.json {

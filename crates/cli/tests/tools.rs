@@ -69,6 +69,14 @@ fn inspect_tells_drafters_from_models_and_shows_a_models_own() {
     ]));
     assert_eq!(shown["architecture"], "Qwen3.5");
     assert_eq!(shown["drafters"].as_array().unwrap().len(), 1);
+    let memory = &shown["memory"][0];
+    let of = |name: &str| memory[name].as_u64().unwrap();
+    let weights = shown["weight_memory_bytes"].as_u64().unwrap();
+    let parts = ["sequence_bytes", "drafter_bytes", "pass_bytes"].map(of);
+    assert_eq!(weights + parts.iter().sum::<u64>(), of("total_bytes"));
+    let drafter = shown["drafters"][0]["weight_bytes"].as_u64().unwrap();
+    // Its keys and values, as many tokens as the model's, and what the model's layers hand it.
+    assert!(of("drafter_bytes") > drafter, "{memory}");
 }
 
 #[test]

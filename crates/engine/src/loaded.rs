@@ -2,7 +2,7 @@
 
 use crate::chat::ChatTemplate;
 use crate::error::Error;
-use crate::memory::{check, release_unused};
+use crate::memory::{Needs, check, release_unused};
 use crate::session::Session;
 use crate::speculation::{DraftKind, Speculation, SpeculationOptions, Speculator};
 use crate::target::LanguageModel;
@@ -202,9 +202,12 @@ impl Loaded {
         &self.notes
     }
 
-    /// Bytes that a sequence of so many tokens holds.
-    pub fn sequence_bytes(&self, tokens: usize) -> u64 {
-        self.description.config.sequence_bytes(self.kv, tokens)
+    /// What a sequence of so many tokens takes, and what drafts for it.
+    pub fn needs(&self, tokens: usize) -> Needs {
+        let speculation = self.speculation.as_ref();
+        let drafts = speculation.and_then(|speculation| speculation.shape(&self.model));
+        let (config, threads) = (&self.description.config, self.model.cpu.threads());
+        Needs::new(config, drafts.as_ref(), self.kv, threads, tokens)
     }
 
     /// What tells the states of this model, opened at `path`, from all that could be mistaken for
@@ -219,7 +222,7 @@ impl Loaded {
 
     /// An error if there is no memory for a sequence to grow from `held` to `tokens` tokens.
     pub fn check_context(&self, held: usize, tokens: usize) -> Result<(), Error> {
-        let bytes = |tokens| self.sequence_bytes(tokens);
+        let bytes = |tokens| self.needs(tokens).total();
         check(
             bytes(tokens).saturating_sub(if held > 0 { bytes(held) } else { 0 }),
             &format!("a context of {tokens} tokens takes"),
@@ -273,7 +276,7 @@ impl Loaded {
             &self.tokenizer,
             &self.description.generation.eos,
             context,
-            SNAPSHOT_BYTES.saturating_add(self.sequence_bytes(context) as usize),
+            SNAPSHOT_BYTES.saturating_add(self.needs(context).own() as usize),
         )
     }
 }

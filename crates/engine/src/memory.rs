@@ -1,7 +1,102 @@
 //! Memory of this process.
 
 use crate::error::Error;
-use kozue_kernels::obtainable_memory;
+use crate::sequence::PREFILL_ROWS;
+use kozue_checkpoint::DFlashConfig;
+use kozue_checkpoint::description::{Mixer, ModelConfig};
+use kozue_kernels::{KvType, obtainable_memory};
+use kozue_model::{Working, pass_bytes};
+
+/// Rows of a pass that have logits: those of a tree.
+const LOGIT_ROWS: usize = 32;
+
+/// Bytes that a sequence of some length takes besides the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Its keys, values and recurrent states.
+    pub sequence: u64,
+    /// Those of the network that drafts for it.
+    pub drafter: u64,
+    /// What a pass works in; sequences share it.
+    pub pass: u64,
+}
+
+impl Needs {
+    /// Of a sequence of `tokens` tokens.
+    pub fn new(
+        config: &ModelConfig,
+        drafts: Option<&DraftShape>,
+        kv: KvType,
+        threads: usize,
+        tokens: usize,
+    ) -> Needs {
+        let rows = tokens.min(PREFILL_ROWS);
+        let taps = drafts.map_or(0, |drafts| drafts.taps);
+        let working = Working {
+            rows,
+            logit_rows: LOGIT_ROWS,
+            taps,
+            positions: tokens,
+            threads,
+        };
+        // Features wait for the drafter.
+        let waiting = 4 * (rows * taps * config.hidden_size) as u64;
+        let drafter = drafts.map_or(0, |drafts| drafts.layers.sequence_bytes(kv, tokens));
+        Needs {
+            sequence: config.sequence_bytes(kv, tokens),
+            drafter: drafter.saturating_add(waiting),
+            pass: pass_bytes(config, kv, working),
+        }
+    }
+
+    /// What the sequence takes for itself.
+    pub fn own(&self) -> u64 {
+        self.sequence.saturating_add(self.drafter)
+    }
+
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.own().saturating_add(self.pass)
+    }
+}
+
+/// What a drafter keeps of a sequence.
+#[derive(Clone, Debug)]
+pub struct DraftShape {
+    /// Its layers, which keep what those of a model would.
+    layers: ModelConfig,
+    /// How many of the model's layers it reads.
+    taps: usize,
+}
+
+impl DraftShape {
+    /// A DFlash network.
+    pub fn dflash(config: &DFlashConfig) -> DraftShape {
+        DraftShape {
+            layers: config.shape.clone(),
+            taps: config.taps.len(),
+        }
+    }
+
+    /// The prediction head of a model.
+    pub fn head(model: &ModelConfig) -> DraftShape {
+        DraftShape {
+            layers: ModelConfig {
+                layers: vec![Mixer::Attention],
+                ..model.clone()
+            },
+            taps: 1,
+        }
+    }
+
+    /// A smaller model.
+    pub fn model(smaller: &ModelConfig) -> DraftShape {
+        DraftShape {
+            layers: smaller.clone(),
+            taps: 0,
+        }
+    }
+}
 
 /// Resident bytes, mapped weights that were touched included; `None` where the system does not
 /// tell.

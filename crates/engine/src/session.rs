@@ -94,6 +94,12 @@ impl<'a, M: LanguageModel> Session<'a, M> {
         }
     }
 
+    /// A session for one answer: it keeps no snapshots.
+    pub fn once(mut self) -> Session<'a, M> {
+        self.starts = self.starts.forgetting();
+        self
+    }
+
     /// Answers come by drafts of what `speculate` makes, which may be nothing.
     pub fn speculating(
         mut self,

@@ -40,6 +40,14 @@ impl<'a, M: LanguageModel> Starts<'a, M> {
         }
     }
 
+    /// Every sequence starts from nothing.
+    pub fn forgetting(self) -> Starts<'a, M> {
+        Starts {
+            cache: None,
+            ..self
+        }
+    }
+
     /// Snapshots are kept in files too. Without a cache in memory nothing is.
     pub(crate) fn in_folder(self, folder: Option<CacheFolder<M::State>>) -> Starts<'a, M> {
         let folder = folder.filter(|_| self.cache.is_some());

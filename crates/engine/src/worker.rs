@@ -28,7 +28,7 @@ const USUAL_ANSWER: usize = 2048;
 const USUAL_CACHE: usize = 2 << 30;
 
 /// Bytes for snapshots, and for the states of requests being answered: together most of what is
-/// `free`. `None` = no snapshots; no limit, since the system does not tell.
+/// `free` beside what a pass works in. `None` = no snapshots; no limit, since the system does not tell.
 fn budgets(options: &SchedulerOptions, free: Option<usize>) -> (Option<usize>, Option<u64>) {
     let cache = match options.cache {
         CacheSize::Off => None,
@@ -85,14 +85,17 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(loaded: &'a Loaded, shared: &'a Shared, options: SchedulerOptions) -> Worker<'a> {
         let longest = loaded.model.max_position();
-        let (cache, memory) = budgets(&options, available_memory());
+        let context = options.context.unwrap_or(longest).min(longest);
+        let pass = loaded.needs(context).pass as usize;
+        let free = available_memory().map(|free| free.saturating_sub(pass));
+        let (cache, memory) = budgets(&options, free);
         let folder = options
             .folder
             .map(|folder| CacheFolder::open(folder, CpuModel::write_state));
         Worker {
             loaded,
             shared,
-            context: options.context.unwrap_or(longest).min(longest),
+            context,
             memory,
             cache: cache.unwrap_or(0),
             beyond: 0,
@@ -140,7 +143,7 @@ impl<'a> Worker<'a> {
     fn bytes(&self, request: &Request) -> u64 {
         let answer = request.max_tokens.unwrap_or(USUAL_ANSWER).min(USUAL_ANSWER);
         let tokens = request.prompt.len().saturating_add(answer);
-        self.loaded.sequence_bytes(tokens.min(self.context))
+        self.loaded.needs(tokens.min(self.context)).own()
     }
 
     /// Gives the next request its turn. One at a time, so that the next finds what this one's
@@ -273,7 +276,7 @@ impl<'a> Worker<'a> {
         let Some(memory) = self.memory else {
             return;
         };
-        let held = |one: &Running| self.loaded.sequence_bytes(one.sequence.read());
+        let held = |one: &Running| self.loaded.needs(one.sequence.read()).own();
         let held: u64 = self.running.iter().map(held).sum();
         let beyond = held.saturating_sub(memory);
         if beyond != self.beyond {

@@ -351,7 +351,7 @@ fn requests_that_memory_has_no_room_for_wait() {
     let options = SchedulerOptions {
         parallel: 4,
         // One byte too few for the first and the third.
-        memory: Some(LOADED.sequence_bytes(103) + LOADED.sequence_bytes(300) - 1),
+        memory: Some(LOADED.needs(103).own() + LOADED.needs(300).own() - 1),
         ..SchedulerOptions::default()
     };
     let waits = [

@@ -50,6 +50,12 @@ impl Cpu {
         self.pool.run(tasks, f);
     }
 
+    /// Bytes of all buffers that are kept for reuse and not in use now.
+    pub fn spare_bytes(&self) -> usize {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        spare.iter().map(|buffer| size_of_val(&buffer[..])).sum()
+    }
+
     /// A reused buffer of `len` values, aligned to a page. Its content is whatever an earlier
     /// user left.
     pub fn scratch<T: Plain>(&self, len: usize) -> Scratch<'_, T> {
@@ -67,6 +73,8 @@ impl Cpu {
         let mut buffer = best.map_or_else(Vec::new, |i| spare.swap_remove(i));
         drop(spare);
         if buffer.len() < pages {
+            // What it holds is of no use: it goes before the larger one comes.
+            buffer = Vec::new();
             buffer.resize(pages, Page([0; 4096]));
         }
         Scratch {

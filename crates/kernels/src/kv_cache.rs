@@ -1,5 +1,6 @@
 //! Keys and values of one attention layer, in pages that never move. Copies of a cache share its
-//! pages until one of them writes.
+//! pages until one of them writes. A layer that sees the newest positions only lets pages go that
+//! lie behind its window; their slots stay counted and have no memory.
 
 mod element;
 mod rotation;
@@ -53,6 +54,8 @@ impl KvType {
 pub struct KvCache {
     kv_heads: usize,
     head_dim: usize,
+    /// How many positions a row sees at most, its own the last of them.
+    window: Option<usize>,
     pub(crate) pages: Pages,
 }
 
@@ -151,12 +154,26 @@ impl KvCache {
         Self {
             kv_heads,
             head_dim,
+            window: None,
             pages: match kind {
                 KvType::F32 => Pages::F32(vec![]),
                 KvType::F16 => Pages::F16(vec![]),
                 KvType::Int8 => Pages::Int8(vec![]),
             },
         }
+    }
+
+    /// The same for rows that see so many positions at most, their own the last of them.
+    pub fn within(self, window: usize) -> Self {
+        Self {
+            window: Some(window),
+            ..self
+        }
+    }
+
+    /// How many positions a row sees at most.
+    pub fn window(&self) -> Option<usize> {
+        self.window
     }
 
     /// Key and value heads.
@@ -178,20 +195,30 @@ impl KvCache {
         }
     }
 
-    /// Slots that have memory.
+    /// Slots that have memory or had it before they fell behind the window.
     pub fn slots(&self) -> usize {
         PAGE * each!(&self.pages, pages => pages.len())
     }
 
     /// Size in memory.
     pub fn bytes(&self) -> usize {
-        self.slots() / PAGE * self.layout().bytes(self.kind())
+        self.held().iter().map(|page| page.bytes).sum()
     }
 
-    /// Size in memory of a cache with so many slots.
-    pub fn bytes_of(kv_heads: usize, head_dim: usize, kind: KvType, slots: usize) -> u64 {
+    /// Size in memory of a cache with so many slots, of which rows see a `window` of the newest.
+    pub fn bytes_of(
+        kv_heads: usize,
+        head_dim: usize,
+        kind: KvType,
+        slots: usize,
+        window: Option<usize>,
+    ) -> u64 {
         let layout = Layout { kv_heads, head_dim };
-        (slots.div_ceil(PAGE) as u64).saturating_mul(layout.bytes(kind) as u64)
+        let all = slots.div_ceil(PAGE);
+        // The slots before the next row that it sees, wherever in a page they begin.
+        let seen = |window: usize| (window - window.min(1)).div_ceil(PAGE).saturating_add(1);
+        let pages = window.map_or(all, |window| all.min(seen(window)));
+        (pages as u64).saturating_mul(layout.bytes(kind) as u64)
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -211,6 +238,18 @@ impl KvCache {
     pub fn truncate(&mut self, slots: usize) {
         let pages = slots.div_ceil(PAGE);
         each!(&mut self.pages, have => have.truncate(pages));
+    }
+
+    /// Lets the pages go that no position from `len` on sees.
+    pub fn forget(&mut self, len: usize) {
+        let behind = self.behind(len);
+        each!(&mut self.pages, have => forget(have, behind));
+    }
+
+    /// How many pages lie behind the window of every position from `len` on.
+    pub(crate) fn behind(&self, len: usize) -> usize {
+        let first = |window: usize| len.saturating_add(1).saturating_sub(window) / PAGE;
+        self.window.map_or(0, first)
     }
 
     /// Writes one token's key and value, each `kv_heads * head_dim` values, to a slot.
@@ -259,6 +298,14 @@ impl KvCache {
 }
 
 impl<T: Element> Slots<T> {
+    /// None, in place of slots that nobody sees any more.
+    pub(crate) fn gone() -> Self {
+        Self {
+            numbers: Vec::new(),
+            scales: Vec::new(),
+        }
+    }
+
     /// Slots of zeros.
     pub(crate) fn new(layout: Layout) -> Self {
         Self {
@@ -271,6 +318,16 @@ impl<T: Element> Slots<T> {
 fn grow<T: Element>(pages: &mut Vec<Arc<Slots<T>>>, count: usize, layout: Layout) {
     while pages.len() < count {
         pages.push(Arc::new(Slots::new(layout)));
+    }
+}
+
+/// Takes the first pages' memory away.
+fn forget<T: Element>(pages: &mut [Arc<Slots<T>>], count: usize) {
+    let gone = Arc::new(Slots::gone());
+    let behind = pages.iter_mut().take(count).rev();
+    // Where one has none, those before it went with it.
+    for page in behind.take_while(|page| !page.numbers.is_empty()) {
+        *page = gone.clone();
     }
 }
 

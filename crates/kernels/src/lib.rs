@@ -24,7 +24,7 @@ pub use error::Error;
 pub use gram::Gram;
 pub use hadamard::Rotation;
 pub use isa::Isa;
-pub use linear::{Linear, gathered, linear};
+pub use linear::{Linear, gathered, linear, linear_bytes};
 pub use matrix::Matrix;
 pub use packed::{PackedMatrix, PackedSpec, ZeroKind, Zeros, pack};
 pub use quantizer::{Quadratic, QuantError, Quantized, Quantizer};
@@ -48,7 +48,7 @@ mod stored;
 mod testing;
 
 pub use activation::{add_assign, gelu_mul, sigmoid_mul, silu_mul};
-pub use attention::{Visible, attention};
+pub use attention::{Visible, attention, attention_bytes};
 pub use conv::{Conv, ConvState};
 pub use delta::{
     DeltaRows, DeltaShape, DeltaState, delta_advance, delta_chain, delta_gates, delta_tree,

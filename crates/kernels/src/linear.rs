@@ -30,6 +30,7 @@ use std::sync::Arc;
 use input::{Input, SLAB, Slab};
 
 pub(crate) use input::factors;
+pub use input::linear_bytes;
 
 use crate::cpu::Cpu;
 use crate::error::Error;

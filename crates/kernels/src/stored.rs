@@ -4,6 +4,7 @@
 //! only: what the bytes belong to is the caller's business.
 
 use std::io::{self, Write};
+use std::ops::Range;
 use std::sync::Arc;
 
 use half::f16;
@@ -98,19 +99,24 @@ fn read<T: Number>(bytes: &mut &[u8], out: &mut [T]) -> Option<()> {
 
 fn read_pages<T: Element>(
     bytes: &mut &[u8],
-    count: usize,
+    which: Range<usize>,
     layout: Layout,
 ) -> Option<Vec<Arc<Slots<T>>>> {
     // No memory for numbers that are not there.
-    let needed = count.checked_mul(layout.page())?.checked_mul(T::BYTES)?;
+    let needed = which
+        .len()
+        .checked_mul(layout.page())?
+        .checked_mul(T::BYTES)?;
     (bytes.len() >= needed).then_some(())?;
-    let page = |_| {
+    let gone = Arc::new(Slots::gone());
+    let mut pages = vec![gone; which.start];
+    for _ in which {
         let mut page = Slots::new(layout);
         read(bytes, &mut page.numbers)?;
         read(bytes, &mut page.scales)?;
-        Some(Arc::new(page))
-    };
-    (0..count).map(page).collect()
+        pages.push(Arc::new(page));
+    }
+    Some(pages)
 }
 
 fn write_pages<T: Element>(pages: &[Arc<Slots<T>>], to: &mut dyn Write) -> io::Result<()> {
@@ -128,12 +134,14 @@ impl KvCache {
                 id: Arc::as_ptr(page) as usize,
                 bytes: page.numbers.len() * T::BYTES + page.scales.len() * f32::BYTES,
             };
-            pages.iter().map(page).collect()
+            let there = |page: &&Arc<Slots<T>>| !page.numbers.is_empty();
+            pages.iter().filter(there).map(page).collect()
         }
         each!(&self.pages, pages => of(pages))
     }
 
-    /// Writes the whole pages that hold the slots below `slots`.
+    /// Writes the whole pages that hold the slots below `slots`, but for those behind the window of
+    /// later ones.
     ///
     /// # Errors
     /// Those of `to`.
@@ -141,19 +149,20 @@ impl KvCache {
     /// # Panics
     /// If such a slot has no memory.
     pub fn write_to(&self, slots: usize, to: &mut dyn Write) -> io::Result<()> {
-        let count = slots.div_ceil(PAGE);
-        each!(&self.pages, pages => write_pages(&pages[..count], to))
+        let some = self.behind(slots)..slots.div_ceil(PAGE);
+        each!(&self.pages, pages => write_pages(&pages[some], to))
     }
 
     /// A cache like this one, with what [`KvCache::write_to`] wrote for as many slots, taken off
     /// the front of `bytes`; `None` if there are too few.
     pub fn read_from(&self, slots: usize, bytes: &mut &[u8]) -> Option<KvCache> {
-        let (count, layout) = (slots.div_ceil(PAGE), self.layout());
+        let (behind, layout) = (self.behind(slots), self.layout());
+        let count = slots.div_ceil(PAGE);
         let mut cache = self.clone();
         cache.pages = match self.pages {
-            Pages::F32(_) => Pages::F32(read_pages(bytes, count, layout)?),
-            Pages::F16(_) => Pages::F16(read_pages(bytes, count, layout)?),
-            Pages::Int8(_) => Pages::Int8(read_pages(bytes, count, layout)?),
+            Pages::F32(_) => Pages::F32(read_pages(bytes, behind..count, layout)?),
+            Pages::F16(_) => Pages::F16(read_pages(bytes, behind..count, layout)?),
+            Pages::Int8(_) => Pages::Int8(read_pages(bytes, behind..count, layout)?),
         };
         Some(cache)
     }

@@ -103,7 +103,11 @@ impl Attention {
     }
 
     pub(crate) fn new_cache(&self, kv: KvType) -> KvCache {
-        KvCache::new(self.k_at.count, self.k_at.dim, kv)
+        let cache = KvCache::new(self.k_at.count, self.k_at.dim, kv);
+        match self.window {
+            None => cache,
+            Some(window) => cache.within(window),
+        }
     }
 
     /// x: rows x hidden size, already normed; the same shape comes back. Keys and values of every

@@ -172,6 +172,11 @@ impl DFlash {
         Ok(loaded)
     }
 
+    /// Its settings.
+    pub fn config(&self) -> &DFlashConfig {
+        &self.config
+    }
+
     /// Layers of the target whose residual streams [`DFlash::observe`] wants, in this order.
     pub fn taps(&self) -> &[usize] {
         &self.config.taps

@@ -17,6 +17,7 @@ mod delta;
 mod dflash;
 mod error;
 mod experts;
+mod memory;
 mod mlp;
 mod model;
 mod mtp;
@@ -29,6 +30,7 @@ mod weaver;
 
 pub use dflash::{DFlash, DFlashState};
 pub use error::Error;
+pub use memory::{Working, pass_bytes};
 pub use model::Model;
 pub use mtp::{Mtp, MtpState};
 pub use pass::{Outputs, PassOutput, Rows, Segment};

@@ -277,7 +277,7 @@ impl Model {
                     let state = &*segment.state;
                     let taken = at.map(|(&rows, memories)| state.snapshot(rows, memories));
                     snapshots.push(taken.collect());
-                    segment.state.len += tokens.len();
+                    segment.state.grow(tokens.len());
                     segment.state.pending = None;
                 }
                 Rows::Tree(tree) => {

@@ -70,6 +70,7 @@ impl State {
             LayerState::Attention(cache) => {
                 let mut cache = cache.clone();
                 cache.truncate(self.len + rows);
+                cache.forget(self.len + rows);
                 LayerState::Attention(cache)
             }
             LayerState::Delta { .. } => {
@@ -122,7 +123,17 @@ impl State {
                 }
             }
         }
-        self.len += path.len();
+        self.grow(path.len());
         Ok(())
+    }
+
+    /// Takes in `rows` more tokens, which all layers have read, and lets go what no later one sees.
+    pub(crate) fn grow(&mut self, rows: usize) {
+        self.len += rows;
+        for layer in &mut self.layers {
+            if let LayerState::Attention(cache) = layer {
+                cache.forget(self.len);
+            }
+        }
     }
 }

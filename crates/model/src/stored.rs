@@ -3,8 +3,9 @@
 //! ```text
 //! magic, version of the form     8 bytes
 //! tokens read                    u64
-//! for every layer: its kind (1 attention, 2 Gated DeltaNet), two or four sizes, all u32, and
-//!     attention: the pages of keys and values that hold the tokens
+//! for every layer: its kind (1 attention, 2 Gated DeltaNet, 3 attention within a window), three or
+//! four sizes, all u32, and
+//!     attention: the pages of keys and values that hold the tokens, but for those behind the window
 //!     Gated DeltaNet: the window of the convolution, the matrices
 //! ```
 //!
@@ -54,7 +55,12 @@ fn head(layer: &LayerState) -> Vec<u32> {
                 KvType::F16 => 2,
                 KvType::Int8 => 1,
             };
-            vec![1, size(cache.kv_heads()), size(cache.head_dim()), kind]
+            let mut head = vec![1, size(cache.kv_heads()), size(cache.head_dim()), kind];
+            if let Some(window) = cache.window() {
+                head[0] = 3;
+                head.push(size(window));
+            }
+            head
         }
         LayerState::Delta { window, memory, .. } => {
             let shape = memory.shape();

@@ -12,6 +12,7 @@ use super::table;
 use super::weaver::Weaving;
 use crate::error::Error;
 use crate::loaded::{CpuModel, Loaded};
+use crate::memory::DraftShape;
 use kozue_checkpoint::{Checkpoint, DFLASH, Drafter as DrafterFiles, Network, SPECULATOR, WEAVER};
 use kozue_model::{DFlash, Mtp, Weaver};
 use std::path::{Path, PathBuf};
@@ -103,6 +104,18 @@ impl Speculation {
             Networks::Weaver(..) => DraftKind::Weaver,
             Networks::Model(_) => DraftKind::Model,
             Networks::Mtp(_) => DraftKind::Mtp,
+        }
+    }
+
+    /// What a drafter keeps of a sequence; `None` where that is nothing.
+    pub fn shape(&self, target: &CpuModel) -> Option<DraftShape> {
+        match &self.networks {
+            Networks::None | Networks::Lookup => None,
+            Networks::Dflash(network) | Networks::Weaver(network, _) => {
+                Some(DraftShape::dflash(network.config()))
+            }
+            Networks::Model(smaller) => Some(DraftShape::model(smaller.model.model().config())),
+            Networks::Mtp(_) => Some(DraftShape::head(target.model().config())),
         }
     }
 

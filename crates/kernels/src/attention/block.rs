@@ -40,8 +40,47 @@ pub(super) struct Call<'a, T> {
 pub(super) enum Sink<'a> {
     /// The task sees every chunk: rows of heads * head_dim outputs.
     Output(&'a Shared<'a, f32>),
-    /// A record for every query (row * heads + head) and chunk, of so many chunks.
-    Parts(&'a Shared<'a, f32>, usize),
+    /// Of every query (row * heads + head) so many `records` of values, the first for others, then
+    /// one for each chunk from chunk `from` on.
+    Parts {
+        parts: &'a Shared<'a, f32>,
+        records: usize,
+        from: usize,
+    },
+}
+
+/// How many values of scratch memory a task takes, tails aside.
+pub(super) struct Lengths {
+    packed: usize,
+    rotated: usize,
+    wide_keys: usize,
+    wide_values: usize,
+    scores: usize,
+    parts: usize,
+    whole: usize,
+}
+
+impl Lengths {
+    /// Of a task of so many queries, that sees every chunk if it is `whole`.
+    pub(super) fn new<T: Element>(layout: Layout, queries: usize, whole: bool) -> Self {
+        let (dim, width) = (layout.head_dim, layout.value_stride());
+        let wide = queries >= WIDEN && !T::WIDE;
+        let where_so = |so: bool, length: usize| if so { length } else { 0 };
+        Self {
+            packed: dim.div_ceil(A_ROW) * queries * A_ROW,
+            rotated: where_so(T::SCALED, dim),
+            wide_keys: where_so(wide, PAGE * dim),
+            wide_values: where_so(wide, PAGE * width),
+            scores: queries * A_ROW,
+            parts: queries * record(width),
+            whole: where_so(whole, queries * record(width)),
+        }
+    }
+
+    pub(super) fn sum(&self) -> usize {
+        let queries = self.packed + self.rotated + self.scores + self.parts + self.whole;
+        queries + self.wide_keys + self.wide_values
+    }
 }
 
 /// A block of rows, one kv head, a range of chunks.
@@ -96,10 +135,12 @@ impl<T: Element> Kernel for Block<'_, T> {
         let queries = self.rows.len() * group;
         let record = record(width);
         let panels = dim.div_ceil(A_ROW);
+        let is_whole = matches!(self.sink, Sink::Output(_));
+        let lengths = Lengths::new::<T>(call.layout, queries, is_whole);
 
         // Queries as panels of 256 values, so that every width is a known distance.
-        let mut packed = call.cpu.scratch::<f32>(panels * queries * A_ROW);
-        let mut rotated = call.cpu.scratch::<f32>(if T::SCALED { dim } else { 0 });
+        let mut packed = call.cpu.scratch::<f32>(lengths.packed);
+        let mut rotated = call.cpu.scratch::<f32>(lengths.rotated);
         for (query, row) in self
             .rows
             .clone()
@@ -151,22 +192,19 @@ impl<T: Element> Kernel for Block<'_, T> {
             }
         }
 
-        let wide = queries >= WIDEN && !T::WIDE;
-        let mut wide_keys = call.cpu.scratch::<f32>(if wide { PAGE * dim } else { 0 });
-        let mut wide_values = call.cpu.scratch::<f32>(if wide { PAGE * width } else { 0 });
-        let mut scores = call.cpu.scratch::<f32>(queries * A_ROW);
-        let mut parts = call.cpu.scratch::<f32>(queries * record);
-        let mut whole = call.cpu.scratch::<f32>(match self.sink {
-            Sink::Output(_) => queries * record,
-            Sink::Parts(..) => 0,
-        });
+        let wide = lengths.wide_keys > 0;
+        let mut wide_keys = call.cpu.scratch::<f32>(lengths.wide_keys);
+        let mut wide_values = call.cpu.scratch::<f32>(lengths.wide_values);
+        let mut scores = call.cpu.scratch::<f32>(lengths.scores);
+        let mut parts = call.cpu.scratch::<f32>(lengths.parts);
+        let mut whole = call.cpu.scratch::<f32>(lengths.whole);
         whole.chunks_exact_mut(record).for_each(clear);
 
         for chunk in self.chunks.clone() {
             let windows: Vec<Window> = seen.iter().map(|seen| Window::new(seen, chunk)).collect();
             let slots = windows.iter().map(|w| w.prefix).max().unwrap_or(0);
             let first = windows.iter().map(|w| w.first).min().unwrap_or(0);
-            let page = (slots > 0).then(|| &*call.pages[chunk]);
+            let page = (slots > first).then(|| &*call.pages[chunk]);
             let numbers = |from: usize| page.map_or(&[][..], |page| &page.numbers[from..]);
             let scales = |from: usize| match page {
                 Some(page) if T::SCALED => &page.scales[from..][..PAGE],
@@ -297,11 +335,15 @@ impl<T: Element> Kernel for Block<'_, T> {
             for (query, part) in parts.chunks_exact(record).enumerate() {
                 match self.sink {
                     Sink::Output(_) => merge(s, &mut whole[query * record..][..record], part),
-                    Sink::Parts(all, chunks) => {
+                    Sink::Parts {
+                        parts,
+                        records,
+                        from,
+                    } => {
                         let query = self.query(query, group);
-                        let at = (query * chunks + chunk) * record;
+                        let at = query * records + (1 + chunk - from) * record;
                         // SAFETY: each query and chunk belongs to one task.
-                        unsafe { all.part(at..at + record) }.copy_from_slice(part);
+                        unsafe { parts.part(at..at + record) }.copy_from_slice(part);
                     }
                 }
             }

@@ -101,7 +101,7 @@ fn memory_grows_and_shrinks_by_pages() {
     // Values are padded to 32.
     assert_eq!(cache.bytes(), 512 * 2 * (20 + 32) * 2);
     assert_eq!(
-        KvCache::bytes_of(2, 20, KvType::F16, 257),
+        KvCache::bytes_of(2, 20, KvType::F16, 257, None),
         cache.bytes() as u64
     );
     cache.truncate(256);
@@ -111,9 +111,44 @@ fn memory_grows_and_shrinks_by_pages() {
     // One scale for each key and value of a slot and head.
     assert_eq!(cache.bytes(), 256 * 2 * (20 + 32 + 8));
     assert_eq!(
-        KvCache::bytes_of(2, 20, KvType::Int8, 1),
+        KvCache::bytes_of(2, 20, KvType::Int8, 1, None),
         cache.bytes() as u64
     );
+}
+
+#[test]
+fn pages_behind_a_window_go() {
+    let cpu = Cpu::new(Some(1));
+    for window in [1, 2, 100, 256, 257, 258, 600, 5000] {
+        let mut cache = KvCache::new(1, 16, KvType::F16).within(window);
+        let page = KvCache::bytes_of(1, 16, KvType::F16, 1, None) as usize;
+        for slot in 0..1500 {
+            cache.write(&cpu, slot, &[slot as f32; 16], &[1.0; 16]);
+            let len = slot + 1;
+            cache.forget(len);
+            // The next row is at `len` and sees `window` positions with its own.
+            let first = (len + 1).saturating_sub(window).min(len);
+            let seen = len.div_ceil(256) - first / 256;
+            let pages = cache.held().len();
+            // A page that is left full goes with the next row.
+            assert!(
+                pages == seen || (first == len && pages == 1),
+                "{window}: {len}"
+            );
+            let told = KvCache::bytes_of(1, 16, KvType::F16, len, Some(window));
+            assert!(cache.bytes() <= told as usize, "{window}: {len}");
+            assert_eq!(cache.bytes(), pages * page);
+        }
+        // What is left is what was written.
+        assert_eq!(cache.slots(), 1536);
+        let mut bytes = Vec::new();
+        cache.write_to(1500, &mut bytes).unwrap();
+        assert_eq!(bytes.len(), cache.bytes());
+        let empty = KvCache::new(1, 16, KvType::F16).within(window);
+        let again = empty.read_from(1500, &mut &bytes[..]).unwrap();
+        assert_eq!((again.bytes(), again.slots()), (cache.bytes(), 1536));
+        assert_eq!(read(&again, 1499, 0), read(&cache, 1499, 0));
+    }
 }
 
 #[test]

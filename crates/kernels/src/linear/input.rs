@@ -16,6 +16,8 @@ use crate::hadamard;
 use crate::hadamard::Rotation;
 use crate::isa::Isa;
 
+/// The smallest group.
+const MIN_GROUP: usize = 32;
 /// The largest group.
 const MAX_GROUP: usize = 128;
 /// 1.5 * 2^23: adding it and taking it away rounds to the nearest integer.
@@ -31,6 +33,41 @@ pub(crate) fn slab_rows(m: usize) -> usize {
         5..=8 => 8,
         _ => m.min(SLAB).next_multiple_of(16),
     }
+}
+
+/// How long the buffers of an input are.
+struct Lengths {
+    rows: usize,
+    groups: usize,
+    width: usize,
+    codes: usize,
+    /// Of scales and of sums.
+    scales: usize,
+    offsets: usize,
+}
+
+impl Lengths {
+    /// Of `m` rows of `k`.
+    fn new(m: usize, k: usize, group: usize, offsets: bool) -> Self {
+        let rows = slab_rows(m);
+        let all = m.next_multiple_of(rows.max(1));
+        let groups = k.div_ceil(group);
+        let width = (groups * group).next_multiple_of(64);
+        Self {
+            rows,
+            groups,
+            width,
+            codes: all * width,
+            scales: all * groups,
+            offsets: if offsets { all * groups * 16 } else { 0 },
+        }
+    }
+}
+
+/// Most bytes that [`super::linear`] takes for a while for `rows` rows of so many inputs.
+pub fn linear_bytes(rows: usize, inputs: usize) -> u64 {
+    let lengths = Lengths::new(rows.min(super::ROWS), inputs, MIN_GROUP, true);
+    (lengths.codes + 4 * (2 * lengths.scales + lengths.offsets)) as u64
 }
 
 /// Quantised rows.
@@ -64,19 +101,12 @@ impl<'a> Input<'a> {
         offsets: bool,
     ) -> Self {
         let m = x.len() / k;
-        let rows = slab_rows(m);
-        let slabs = m.div_ceil(rows);
-        let groups = k.div_ceil(group);
-        let width = (groups * group).next_multiple_of(64);
-        let mut codes = cpu.scratch::<i8>(slabs * rows * width);
-        let mut scales = cpu.scratch::<f32>(slabs * rows * groups);
-        let mut sums = cpu.scratch::<i32>(slabs * rows * groups);
-        let each_offset = if offsets {
-            slabs * rows * groups * 16
-        } else {
-            0
-        };
-        let mut offsets = cpu.scratch::<i32>(each_offset);
+        let lengths = Lengths::new(m, k, group, offsets);
+        let (rows, groups, width) = (lengths.rows, lengths.groups, lengths.width);
+        let mut codes = cpu.scratch::<i8>(lengths.codes);
+        let mut scales = cpu.scratch::<f32>(lengths.scales);
+        let mut sums = cpu.scratch::<i32>(lengths.scales);
+        let mut offsets = cpu.scratch::<i32>(lengths.offsets);
         let work = Work {
             isa: cpu.isa(),
             x,
@@ -92,7 +122,7 @@ impl<'a> Input<'a> {
             offsets: (!offsets.is_empty()).then_some(offsets.as_mut_ptr()),
         };
         // A task takes up to 16 rows, whose lines lie together, and some groups.
-        let total = slabs * rows;
+        let total = lengths.codes / width;
         let each_rows = total.min(16);
         let mut each_groups = (TASK / (each_rows * group)).max(1);
         if m * k >= SHARED {
