@@ -21,6 +21,7 @@ use crate::quantize::report::copy_licence;
 use crate::quantize::{Progress, Report, Run};
 use crate::safetensors::Dtype;
 use crate::shards::SINGLE;
+use crate::writer::Writer;
 
 /// How a GGUF file begins.
 const GGUF: &[u8] = b"GGUF";
@@ -60,6 +61,20 @@ pub struct ExportOptions {
     pub floats: Floats,
     /// Whether what Kozue wrote to the same place before is replaced.
     pub force: bool,
+}
+
+/// What a format makes of each tensor: everything that is known before the first weight is read.
+pub(crate) trait Plan {
+    /// Values that will be read in all, for the progress.
+    fn values(&self) -> u64;
+    /// The file, with its header.
+    fn writer(&self, path: &Path) -> Result<Writer, Error>;
+    /// Reads every tensor and writes what becomes of it.
+    fn write(&self, run: Run) -> Result<Report, Error>;
+    /// Writes what a directory holds beside the weights.
+    fn write_texts(&self, _dir: &Path) -> Result<(), Error> {
+        Ok(())
+    }
 }
 
 impl Floats {
@@ -111,45 +126,14 @@ pub fn export(
     };
     let dir = destination.dir();
     let weights = dir.join(if file { GGUF_FILE } else { SINGLE });
-    let mut report = match options.format {
-        Format::HuggingFace => {
-            let plan = hugging_face::Plan::new(input, options.floats);
-            let report = plan.write(Run::new(
-                cpu,
-                source,
-                input,
-                plan.writer(&weights)?,
-                plan.weights,
-                progress,
-            ))?;
-            hugging_face::write_texts(input, dir, options.floats)?;
-            report
-        }
-        Format::Lalamo => {
-            let plan = lalamo::write::Plan::new(checkpoint, options.floats)?;
-            let report = plan.write(Run::new(
-                cpu,
-                source,
-                input,
-                plan.writer(&weights)?,
-                plan.values(),
-                progress,
-            ))?;
-            lalamo::write::write_texts(checkpoint, dir)?;
-            report
-        }
-        Format::Gguf => {
-            let plan = gguf::write::Plan::new(input, checkpoint, options.floats)?;
-            plan.write(Run::new(
-                cpu,
-                source,
-                input,
-                plan.writer(&weights)?,
-                plan.weights,
-                progress,
-            ))?
-        }
+    let plan: Box<dyn Plan> = match options.format {
+        Format::HuggingFace => Box::new(hugging_face::Plan::new(input, options.floats)),
+        Format::Lalamo => Box::new(lalamo::write::Plan::new(checkpoint, options.floats)?),
+        Format::Gguf => Box::new(gguf::write::Plan::new(input, checkpoint, options.floats)?),
     };
+    let (writer, values) = (plan.writer(&weights)?, plan.values());
+    let mut report = plan.write(Run::new(cpu, source, input, writer, values, progress))?;
+    plan.write_texts(dir)?;
     if source.is_dir() && !file {
         copy_licence(source, dir)?;
     }

@@ -164,21 +164,30 @@ fn scales_in_bfloat16_say_what_they_lose() {
 
 #[test]
 fn groups_that_do_not_end_with_a_row_become_smaller_ones() {
-    // 160 inputs are two and a half groups of 64.
-    let dir = Model::llama().write();
-    let ours = packed(&dir, &dir.path, "ours", Size::L, 64);
-    let theirs = dir.root.path().join("theirs");
-    exported(&ours, &theirs, Format::Lalamo, Floats::F32).unwrap();
-    let name = "model.layers.1.mlp.down_proj.weight";
-    let (before, after) = (open(&ours), open(&theirs));
-    let Matrix::Packed(matrix) = after.matrix(name, 64, 160).unwrap() else {
-        panic!("{name} is packed")
-    };
-    assert_eq!(matrix.spec().group, 32);
-    assert_eq!(
-        before.vector(name, 64 * 160).unwrap(),
-        after.vector(name, 64 * 160).unwrap()
+    // 160 inputs are two and a half groups of 64, and 64 are half a group of 128.
+    let (down, up) = (
+        ("model.layers.1.mlp.down_proj.weight", 64, 160),
+        ("model.layers.1.mlp.up_proj.weight", 160, 64),
     );
+    for (size, group, groups) in [
+        (Size::L, 64, [32, 64]),
+        (Size::M, 64, [32, 64]),
+        (Size::M, 128, [32, 64]),
+    ] {
+        let dir = Model::llama().write();
+        let ours = packed(&dir, &dir.path, "ours", size, group);
+        let theirs = dir.root.path().join("theirs");
+        exported(&ours, &theirs, Format::Lalamo, Floats::F32).unwrap();
+        let (before, after) = (open(&ours), open(&theirs));
+        for ((name, n, k), group) in [down, up].into_iter().zip(groups) {
+            let Matrix::Packed(matrix) = after.matrix(name, n, k).unwrap() else {
+                panic!("{name} is packed")
+            };
+            assert_eq!(matrix.spec().group, group, "{name}");
+            let (before, after) = (before.vector(name, n * k), after.vector(name, n * k));
+            assert_eq!(before.unwrap(), after.unwrap(), "{name}");
+        }
+    }
 }
 
 #[test]
@@ -257,6 +266,11 @@ fn a_prediction_head_is_named_where_it_is_left_out() {
         report.notes,
         ["the multi-token prediction head: left out, as lalamo has none"]
     );
+    // It is a part of the source all the same.
+    let plain = dir.root.path().join("plain");
+    let all = exported(&dir.path, &plain, Format::HuggingFace, Floats::Bf16).unwrap();
+    assert_eq!(report.bytes_before, all.bytes_before);
+    assert!(report.weights < all.weights);
 }
 
 #[test]

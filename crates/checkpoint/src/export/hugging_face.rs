@@ -15,20 +15,21 @@ use crate::quantize::{Report, Run, TensorReport};
 use crate::safetensors::Dtype;
 use crate::writer::{Planned, Writer};
 
-/// Everything that is known before the first weight is read.
-pub(super) struct Plan {
+/// See [`super::Plan`].
+pub(super) struct Plan<'a> {
+    input: &'a Input,
+    floats: Floats,
     steps: Vec<Step>,
-    pub weights: u64,
+    weights: u64,
 }
 
 struct Step {
     planned: Planned,
     from: String,
-    bytes_before: u64,
 }
 
-impl Plan {
-    pub fn new(input: &Input, floats: Floats) -> Plan {
+impl<'a> Plan<'a> {
+    pub fn new(input: &'a Input, floats: Floats) -> Plan<'a> {
         let mut steps: Vec<Step> = input
             .tensors()
             .into_iter()
@@ -44,30 +45,37 @@ impl Plan {
                     shape: slot.shape,
                 },
                 from: info.format,
-                bytes_before: info.bytes,
             })
             .collect();
         // Wider values first, so that every tensor is aligned without padding.
         steps.sort_by_key(|step| 8 - step.planned.dtype.size());
         let size = |step: &Step| step.planned.shape.iter().product::<usize>() as u64;
         Plan {
+            input,
+            floats,
             weights: steps.iter().map(size).sum(),
             steps,
         }
     }
+}
 
-    pub fn writer(&self, path: &Path) -> Result<Writer, Error> {
+impl super::Plan for Plan<'_> {
+    fn values(&self) -> u64 {
+        self.weights
+    }
+
+    fn writer(&self, path: &Path) -> Result<Writer, Error> {
         let metadata = [("format", "pt"), (WRITER_KEY, WRITER)]
             .map(|(key, value)| (key.to_owned(), value.to_owned()));
         let planned: Vec<&Planned> = self.steps.iter().map(|step| &step.planned).collect();
         Writer::create(path, &planned, &BTreeMap::from(metadata))
     }
 
-    pub fn write(&self, mut run: Run) -> Result<Report, Error> {
+    fn write(&self, mut run: Run) -> Result<Report, Error> {
         let mut report = Report {
             tensors: Vec::new(),
             notes: Vec::new(),
-            bytes_before: self.steps.iter().map(|step| step.bytes_before).sum(),
+            bytes_before: self.input.bytes(),
             bytes_after: self.steps.iter().map(|step| step.planned.bytes()).sum(),
             weights: self.weights,
         };
@@ -88,20 +96,20 @@ impl Plan {
         run.writer.finish()?;
         Ok(report)
     }
-}
 
-/// config.json, tokenizer, template and defaults.
-pub(super) fn write_texts(input: &Input, dir: &Path, floats: Floats) -> Result<(), Error> {
-    let (mut config, texts) = input.texts();
-    let dtype = match floats {
-        Floats::Bf16 => "bfloat16",
-        Floats::F16 => "float16",
-        Floats::F32 | Floats::Q8_0 => "float32",
-    };
-    config.insert("dtype".to_owned(), json!(dtype));
-    write_file(&dir.join("config.json"), &pretty(config))?;
-    for (name, text) in texts {
-        write_file(&dir.join(name), &text)?;
+    /// config.json, tokenizer, template and defaults.
+    fn write_texts(&self, dir: &Path) -> Result<(), Error> {
+        let (mut config, texts) = self.input.texts();
+        let dtype = match self.floats {
+            Floats::Bf16 => "bfloat16",
+            Floats::F16 => "float16",
+            Floats::F32 | Floats::Q8_0 => "float32",
+        };
+        config.insert("dtype".to_owned(), json!(dtype));
+        write_file(&dir.join("config.json"), &pretty(config))?;
+        for (name, text) in texts {
+            write_file(&dir.join(name), &text)?;
+        }
+        Ok(())
     }
-    Ok(())
 }

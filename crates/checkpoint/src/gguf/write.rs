@@ -35,13 +35,13 @@ const BLOCK: usize = 32;
 /// Rows that are read at a time where their order changes.
 const ROWS: usize = 64;
 
-/// Everything that is known before the first weight is read.
+/// See [`crate::export::Plan`].
 pub(crate) struct Plan {
     metadata: Metadata,
     /// What the tokenizer's name changes.
     note: Option<String>,
     tensors: Vec<Tensor>,
-    pub weights: u64,
+    weights: u64,
 }
 
 struct Tensor {
@@ -64,7 +64,6 @@ struct Part {
     place: Place,
     slot: Slot,
     from: String,
-    bytes: u64,
 }
 
 impl Plan {
@@ -93,7 +92,6 @@ impl Plan {
                 place: place.clone(),
                 slot,
                 from: info.format,
-                bytes: info.bytes,
             };
             // The experts of a layer come in the order of their indices.
             if let Some(&at) = joined.get(&place.stored) {
@@ -122,8 +120,14 @@ impl Plan {
             weights,
         })
     }
+}
 
-    pub fn writer(&self, path: &Path) -> Result<Writer, Error> {
+impl crate::export::Plan for Plan {
+    fn values(&self) -> u64 {
+        self.weights
+    }
+
+    fn writer(&self, path: &Path) -> Result<Writer, Error> {
         let mut header = b"GGUF".to_vec();
         header.extend(3u32.to_le_bytes());
         header.extend((self.tensors.len() as u64).to_le_bytes());
@@ -145,11 +149,11 @@ impl Plan {
         Writer::with_header(path, &header, offset)
     }
 
-    pub fn write(&self, mut run: Run) -> Result<Report, Error> {
+    fn write(&self, mut run: Run) -> Result<Report, Error> {
         let mut report = Report {
             tensors: Vec::new(),
             notes: self.note.iter().cloned().collect(),
-            bytes_before: 0,
+            bytes_before: run.input.bytes(),
             bytes_after: self.tensors.iter().map(Tensor::bytes).sum(),
             weights: self.weights,
         };
@@ -163,7 +167,6 @@ impl Plan {
                     for part in parts {
                         tensor.write(&mut run, &part.place, &part.slot, &mut error)?;
                         run.input.release(&part.slot.name);
-                        report.bytes_before += part.bytes;
                     }
                     report.tensors.push(TensorReport {
                         name: tensor.stored.clone(),

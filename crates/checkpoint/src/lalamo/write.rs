@@ -29,9 +29,8 @@ use crate::writer::{Planned, Writer};
 use kozue_kernels::hadamard::BLOCK as MIXED;
 
 use codes::{Kind, PADDED, arranged, kind, narrow, quantizer, regrouped};
-pub(crate) use settings::write_texts;
 
-/// Everything that is known before the first weight is read.
+/// See [`crate::export::Plan`].
 pub(crate) struct Plan<'a> {
     checkpoint: &'a Checkpoint,
     structure: Structure,
@@ -196,14 +195,6 @@ impl<'a> Plan<'a> {
             .insert(format!("{path}.spec"), json!(spec).to_string());
     }
 
-    /// Values that are read in all, for the progress.
-    pub fn values(&self) -> u64 {
-        self.steps
-            .iter()
-            .map(|step| self.size(&step.content) as u64)
-            .sum()
-    }
-
     fn size(&self, content: &Content) -> usize {
         let joined = &self.structure.joined;
         match content {
@@ -213,73 +204,6 @@ impl<'a> Plan<'a> {
             | Content::Zeros(number) => joined[*number].n() * joined[*number].k,
             _ => 0,
         }
-    }
-
-    pub fn writer(&self, path: &Path) -> Result<Writer, Error> {
-        let planned: Vec<&Planned> = self.steps.iter().map(|step| &step.planned).collect();
-        Writer::create(path, &planned, &self.metadata)
-    }
-
-    pub fn write(&self, mut run: Run) -> Result<Report, Error> {
-        let mut lost = vec![Lost::default(); self.structure.joined.len()];
-        for step in &self.steps {
-            self.tensor(&mut run, step, &mut lost)?;
-        }
-        run.writer.finish()?;
-        let all = self.checkpoint.tensors();
-        let info = |name: &str| all.iter().find(|info| info.name == name);
-        let matrices = self
-            .structure
-            .joined
-            .iter()
-            .enumerate()
-            .map(|(number, joined)| {
-                let first = format!("{}.weight", joined.runs[0].name);
-                let (to, note) = match &self.kinds[number] {
-                    Kind::Floats => (None, None),
-                    Kind::Codes(spec, _) => (
-                        Some(format_name(spec)),
-                        self.rounded(joined, lost[number].rounded),
-                    ),
-                };
-                let inside =
-                    |step: &&Step| step.planned.name.starts_with(&format!("{}.", joined.path));
-                TensorReport {
-                    name: joined.path.clone(),
-                    shape: vec![joined.n(), joined.k],
-                    from: info(&first).map_or(String::new(), |info| info.format.clone()),
-                    to: to.unwrap_or_else(|| {
-                        self.steps
-                            .iter()
-                            .find(inside)
-                            .map_or("", |step| step.planned.dtype.name())
-                            .to_owned()
-                    }),
-                    bytes: self
-                        .steps
-                        .iter()
-                        .filter(inside)
-                        .map(|step| step.planned.bytes())
-                        .sum(),
-                    relative_error: Some(lost[number].floats.relative_rms())
-                        .filter(|&error| error > 0.0),
-                    note,
-                }
-            });
-        let layout = crate::layout::layout(&self.checkpoint.description().config);
-        Ok(Report {
-            tensors: matrices.collect(),
-            notes: self.notes.clone(),
-            bytes_before: layout
-                .iter()
-                .filter_map(|slot| Some(info(&slot.name)?.bytes))
-                .sum(),
-            bytes_after: self.steps.iter().map(|step| step.planned.bytes()).sum(),
-            weights: layout
-                .iter()
-                .map(|slot| slot.shape.iter().product::<usize>() as u64)
-                .sum(),
-        })
     }
 
     /// What of a matrix of codes was floats before.
@@ -451,6 +375,83 @@ impl<'a> Plan<'a> {
             codes: made.codes,
         };
         Ok((slice, made.error))
+    }
+}
+
+impl crate::export::Plan for Plan<'_> {
+    fn values(&self) -> u64 {
+        self.steps
+            .iter()
+            .map(|step| self.size(&step.content) as u64)
+            .sum()
+    }
+
+    fn writer(&self, path: &Path) -> Result<Writer, Error> {
+        let planned: Vec<&Planned> = self.steps.iter().map(|step| &step.planned).collect();
+        Writer::create(path, &planned, &self.metadata)
+    }
+
+    fn write(&self, mut run: Run) -> Result<Report, Error> {
+        let mut lost = vec![Lost::default(); self.structure.joined.len()];
+        for step in &self.steps {
+            self.tensor(&mut run, step, &mut lost)?;
+        }
+        run.writer.finish()?;
+        let all = self.checkpoint.tensors();
+        let info = |name: &str| all.iter().find(|info| info.name == name);
+        let matrices = self
+            .structure
+            .joined
+            .iter()
+            .enumerate()
+            .map(|(number, joined)| {
+                let first = format!("{}.weight", joined.runs[0].name);
+                let (to, note) = match &self.kinds[number] {
+                    Kind::Floats => (None, None),
+                    Kind::Codes(spec, _) => (
+                        Some(format_name(spec)),
+                        self.rounded(joined, lost[number].rounded),
+                    ),
+                };
+                let inside =
+                    |step: &&Step| step.planned.name.starts_with(&format!("{}.", joined.path));
+                TensorReport {
+                    name: joined.path.clone(),
+                    shape: vec![joined.n(), joined.k],
+                    from: info(&first).map_or(String::new(), |info| info.format.clone()),
+                    to: to.unwrap_or_else(|| {
+                        self.steps
+                            .iter()
+                            .find(inside)
+                            .map_or("", |step| step.planned.dtype.name())
+                            .to_owned()
+                    }),
+                    bytes: self
+                        .steps
+                        .iter()
+                        .filter(inside)
+                        .map(|step| step.planned.bytes())
+                        .sum(),
+                    relative_error: Some(lost[number].floats.relative_rms())
+                        .filter(|&error| error > 0.0),
+                    note,
+                }
+            });
+        let layout = crate::layout::layout(&self.checkpoint.description().config);
+        Ok(Report {
+            tensors: matrices.collect(),
+            notes: self.notes.clone(),
+            bytes_before: run.input.bytes(),
+            bytes_after: self.steps.iter().map(|step| step.planned.bytes()).sum(),
+            weights: layout
+                .iter()
+                .map(|slot| slot.shape.iter().product::<usize>() as u64)
+                .sum(),
+        })
+    }
+
+    fn write_texts(&self, dir: &Path) -> Result<(), Error> {
+        settings::write_texts(self.checkpoint, dir)
     }
 }
 

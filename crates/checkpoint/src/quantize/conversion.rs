@@ -173,7 +173,7 @@ impl Conversion {
         let report = Report {
             tensors: reports,
             notes: Vec::new(),
-            bytes_before: plan.steps.iter().map(|step| step.bytes_before).sum(),
+            bytes_before: self.input.bytes(),
             bytes_after: tensors.iter().map(Planned::bytes).sum(),
             weights: plan.weights,
         };

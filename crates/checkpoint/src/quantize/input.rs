@@ -76,6 +76,11 @@ impl Input {
         }
     }
 
+    /// Bytes that its tensors take there.
+    pub fn bytes(&self) -> u64 {
+        self.tensors().iter().map(|(_, info)| info.bytes).sum()
+    }
+
     /// Config.json and the other files of text that the new directory gets.
     pub fn texts(&self) -> (Map<String, Value>, Vec<(&'static str, String)>) {
         match self {

@@ -23,7 +23,6 @@ pub(super) struct Step {
     pub name: String,
     pub shape: Vec<usize>,
     pub from: String,
-    pub bytes_before: u64,
     pub action: Action,
     pub note: Option<String>,
 }
@@ -82,7 +81,6 @@ impl Plan {
                     name: slot.name,
                     shape: slot.shape,
                     from: info.format,
-                    bytes_before: info.bytes,
                     action: Action::Move(signs),
                     note: None,
                 });
@@ -112,7 +110,6 @@ impl Plan {
                 name: slot.name,
                 shape: slot.shape,
                 from: info.format,
-                bytes_before: info.bytes,
                 action,
                 note,
             });

@@ -38,7 +38,7 @@ pub struct Report {
     pub tensors: Vec<TensorReport>,
     /// What the new format has no place for, one line each.
     pub notes: Vec<String>,
-    /// Bytes of the source's tensors that were used.
+    /// Bytes of the model's tensors in the source.
     pub bytes_before: u64,
     /// Bytes of all tensors written, signs included.
     pub bytes_after: u64,
