@@ -4,15 +4,14 @@
 use crate::cli::threads;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::panel::bytes;
+use crate::panel::{Lines, bytes};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use kozue_checkpoint::{Progress, Report, TensorReport};
 use kozue_kernels::Cpu;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::time::Duration;
 
 #[derive(Args)]
 pub struct ConversionArgs {
@@ -46,21 +45,13 @@ pub fn run(
     let style =
         ProgressStyle::with_template("{percent:>3}% {bar:30} {elapsed} of about {duration}  {msg}");
     let bar = ProgressBar::new(0).with_style(style.map_err(Failure::failed)?);
-    let mut lines = (!io::stderr().is_terminal()).then(Lines::new);
+    let mut lines = Lines::new();
     let mut tensor = String::new();
     let result = convert(&mut |progress| {
-        if let Some(lines) = &mut lines
-            && lines.due(bar.elapsed())
-        {
+        lines.add(|seconds| {
             let percent = 100 * progress.done / progress.total.max(1);
-            let seconds = bar.elapsed().as_secs();
-            // Nobody to tell is no reason to fail.
-            let _ = writeln!(
-                io::stderr(),
-                "kozue: {percent}% after {seconds} s: {}",
-                progress.tensor
-            );
-        }
+            format!("{percent}% after {seconds} s: {}", progress.tensor)
+        });
         bar.set_length(progress.total);
         bar.set_position(progress.done);
         if tensor != progress.tensor {
@@ -77,30 +68,6 @@ pub fn run(
     match result {
         Err(_) if interrupt.pressed() => Err(interrupt.failure()),
         other => other,
-    }
-}
-
-/// When a line tells how far the work is: the longer it takes, the seldomer.
-struct Lines {
-    next: Duration,
-}
-
-impl Lines {
-    const SHORTEST: Duration = Duration::from_secs(5);
-    const LONGEST: Duration = Duration::from_secs(300);
-
-    fn new() -> Lines {
-        Lines {
-            next: Lines::SHORTEST,
-        }
-    }
-
-    fn due(&mut self, elapsed: Duration) -> bool {
-        let due = elapsed >= self.next;
-        if due {
-            self.next = elapsed + (elapsed / 4).clamp(Lines::SHORTEST, Lines::LONGEST);
-        }
-        due
     }
 }
 
@@ -141,23 +108,4 @@ fn change(tensor: &TensorReport) -> String {
         text.push_str(&format!(" ({note})"));
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_seldomer_the_longer_it_takes() {
-        let told = |seconds: u64| {
-            let mut lines = Lines::new();
-            let due = |second: &u64| lines.due(Duration::from_secs(*second));
-            (0..=seconds).filter(due).collect::<Vec<u64>>()
-        };
-        assert_eq!(told(4), [0; 0]);
-        assert_eq!(told(45), [5, 10, 15, 20, 25, 32, 40]);
-        let day = told(86_400);
-        assert!(day.len() < 320, "{}", day.len());
-        assert!(day.windows(2).all(|pair| pair[1] - pair[0] <= 300));
-    }
 }

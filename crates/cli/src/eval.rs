@@ -3,7 +3,7 @@
 use crate::cli::EvalArgs;
 use crate::default_model::model_path;
 use crate::failure::Failure;
-use crate::panel::{counted, progress};
+use crate::panel::{Lines, counted, progress};
 use clap::ValueEnum;
 use kozue_engine::evaluation::{Evaluation, Figure, evaluate};
 use kozue_engine::tokenizer::Control;
@@ -40,13 +40,14 @@ pub fn run(args: &EvalArgs) -> Result<(), Failure> {
         )));
     }
     let windows = tokens.len().div_ceil(args.ctx);
+    let mut told = Lines::new();
     let found = evaluate(
         &model.model,
         reference.as_ref().map(|reference| &reference.model),
         first,
         &tokens,
         args.ctx,
-        &mut |done| progress(&format!("window {done} of {windows}")),
+        &mut |done| told.show(&format!("window {done} of {windows}")),
     );
     progress("");
     let found = found.map_err(|error| Failure::with_text(&args.text, error))?;

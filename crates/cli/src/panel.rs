@@ -3,12 +3,55 @@
 use crate::printer::colours;
 use kozue_engine::Answer;
 use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
 
 /// A line that is written over on a terminal, for work that takes a while.
 pub fn progress(text: &str) {
     let mut stderr = io::stderr().lock();
     if stderr.is_terminal() {
         let _ = write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush());
+    }
+}
+
+/// Tells of work that takes minutes: on a terminal by a line that is written over, elsewhere by lines
+/// that come the seldomer the longer it takes.
+pub struct Lines {
+    start: Instant,
+    next: Duration,
+}
+
+impl Lines {
+    const SHORTEST: Duration = Duration::from_secs(5);
+    const LONGEST: Duration = Duration::from_secs(300);
+
+    pub fn new() -> Lines {
+        Lines {
+            start: Instant::now(),
+            next: Lines::SHORTEST,
+        }
+    }
+
+    /// Tells how far it is.
+    pub fn show(&mut self, text: &str) {
+        progress(text);
+        self.add(|seconds| format!("{text}, after {seconds} s"));
+    }
+
+    /// A line where there is no terminal; `text` is told the seconds since the start.
+    pub fn add(&mut self, text: impl FnOnce(u64) -> String) {
+        let elapsed = self.start.elapsed();
+        if !io::stderr().is_terminal() && self.due(elapsed) {
+            // Nobody to tell is no reason to fail.
+            let _ = writeln!(io::stderr(), "kozue: {}", text(elapsed.as_secs()));
+        }
+    }
+
+    fn due(&mut self, elapsed: Duration) -> bool {
+        let due = elapsed >= self.next;
+        if due {
+            self.next = elapsed + (elapsed / 4).clamp(Lines::SHORTEST, Lines::LONGEST);
+        }
+        due
     }
 }
 
@@ -148,5 +191,24 @@ pub fn bytes(bytes: u64) -> String {
         0..1_000_000 => format!("{:.1} kB", value / 1e3),
         1_000_000..1_000_000_000 => format!("{:.1} MB", value / 1e6),
         _ => format!("{:.2} GB", value / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_come_seldomer_the_longer_it_takes() {
+        let told = |seconds: u64| {
+            let mut lines = Lines::new();
+            let due = |second: &u64| lines.due(Duration::from_secs(*second));
+            (0..=seconds).filter(due).collect::<Vec<u64>>()
+        };
+        assert_eq!(told(4), [0; 0]);
+        assert_eq!(told(45), [5, 10, 15, 20, 25, 32, 40]);
+        let day = told(86_400);
+        assert!(day.len() < 320, "{}", day.len());
+        assert!(day.windows(2).all(|pair| pair[1] - pair[0] <= 300));
     }
 }

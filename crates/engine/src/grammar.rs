@@ -122,6 +122,7 @@ impl Grammar {
             return Err(Error::Grammar("a JSON schema is an object".to_string()));
         }
         let schema = bounded_space(schema);
+        // Alone first: after an empty line nobody would see that no text satisfies it.
         let alone = TopLevelGrammar::from_json_schema(schema.clone());
         let alone = Grammar::new(vocabulary, alone, Thought::None)?;
         if thought == Thought::None {

@@ -26,6 +26,26 @@ impl Tool {
         json!({"type": "function", "function": function})
     }
 
+    /// Whether its schema is a reference that leads back to itself, so that no arguments satisfy it.
+    pub fn refers_to_itself(&self) -> bool {
+        let mut at = &self.parameters;
+        let mut seen = Vec::new();
+        while let Some(reference) = at.get("$ref").and_then(Json::as_str) {
+            let target = reference
+                .strip_prefix('#')
+                .map(|at| self.parameters.pointer(at));
+            let Some(Some(target)) = target else {
+                return false;
+            };
+            if seen.contains(&reference) {
+                return true;
+            }
+            seen.push(reference);
+            at = target;
+        }
+        false
+    }
+
     /// The schema of one argument.
     pub fn parameter(&self, name: &str) -> Option<&Json> {
         self.parameters.get("properties")?.get(name)
@@ -44,4 +64,33 @@ pub enum ToolChoice {
     Required,
     /// A call of this tool.
     Function(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_followed_to_their_end() {
+        let itself = |parameters: Json| {
+            let tool = Tool {
+                name: "f".into(),
+                description: None,
+                parameters,
+                strict: false,
+            };
+            tool.refers_to_itself()
+        };
+        let tree = json!({"type": "object", "properties": {"child": {"$ref": "#/$defs/tree"}}});
+        assert!(itself(json!({"$ref": "#"})));
+        let (a, b) = (json!({"$ref": "#/$defs/b"}), json!({"$ref": "#/$defs/a"}));
+        assert!(itself(
+            json!({"$ref": "#/$defs/a", "$defs": {"a": a, "b": b}})
+        ));
+        assert!(!itself(
+            json!({"$ref": "#/$defs/tree", "$defs": {"tree": tree}})
+        ));
+        assert!(!itself(json!({"$ref": "https://example.org/schema"})));
+        assert!(!itself(tree));
+    }
 }

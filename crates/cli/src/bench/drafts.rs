@@ -8,7 +8,7 @@ use crate::bench::median;
 use crate::bench::prompts::{self, Prompt};
 use crate::cli::BenchArgs;
 use crate::failure::Failure;
-use crate::panel::progress;
+use crate::panel::{Lines, progress};
 use crate::question;
 use kozue_engine::sampling::Sampling;
 use kozue_engine::speculation::{DraftKind, Speculation, SpeculationOptions};
@@ -16,7 +16,7 @@ use kozue_engine::{Answer, Loaded, Request};
 use serde::Serialize;
 use serde_json::json;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 /// One way to draft.
@@ -62,12 +62,19 @@ pub fn run(args: &BenchArgs, path: &Path, loaded: &mut Loaded) -> Result<(), Fai
             "the first token comes from the prompt's pass: give -n at least 2".into(),
         ));
     }
+    let mut told = Lines::new();
     for (index, prompt) in prompts.iter().enumerate() {
-        progress(&format!("prompt {} of {}", index + 1, prompts.len()));
         let request = request(args, loaded, &prompt.prompt)?;
         // The first answer warms caches up and gives the tokens.
         let expected = answer(loaded, &ways[0], &request)?;
-        for _ in 0..args.repeat {
+        for round in 0..args.repeat {
+            told.show(&format!(
+                "prompt {} of {}, round {} of {}",
+                index + 1,
+                prompts.len(),
+                round + 1,
+                args.repeat
+            ));
             let mut plain_s = f64::NAN;
             for (way, outcomes) in ways.iter().zip(&mut outcomes) {
                 let answer = answer(loaded, way, &request)?;
@@ -115,60 +122,48 @@ fn ways(args: &BenchArgs, path: &Path, loaded: &Loaded) -> Result<Vec<Way>, Fail
         name: DraftKind::None.to_string(),
         speculation: Speculation::none(),
     }];
-    let mut add = |name: String, options: &SpeculationOptions| -> Result<(), Failure> {
-        let speculation = Speculation::open(options, path, loaded)?;
-        ways.push(Way { name, speculation });
-        Ok(())
-    };
+    let mut add = |name: String, speculation| ways.push(Way { name, speculation });
     let asked = args.draft.options()?;
-    // What there is; a size spares the measuring of rows.
-    let best = SpeculationOptions {
-        budget: asked.budget.or(Some(2)),
-        ..asked.clone()
-    };
-    let best = Speculation::open(&best, path, loaded)?.kind();
-    if args.draft.is_one_way() {
-        if best == DraftKind::None {
-            return Ok(ways);
-        }
-        let name = match (asked.budget, asked.width) {
-            (None, None) => best.to_string(),
-            (Some(budget), None) => format!("{best}, {budget} nodes"),
-            (None, Some(width)) => format!("{best}, width {width}"),
-            (Some(budget), Some(width)) => format!("{best}, {budget} nodes, width {width}"),
+    let open = |kind, path_of: Option<PathBuf>| {
+        let options = SpeculationOptions {
+            kind,
+            path: path_of,
+            ..asked.clone()
         };
-        add(name, &asked)?;
+        Speculation::open(&options, path, loaded)
+    };
+    let best = open(asked.kind, asked.path.clone())?;
+    let kind = best.kind();
+    if args.draft.is_one_way() {
+        let name = match (asked.budget, asked.width) {
+            (None, None) => kind.to_string(),
+            (Some(budget), None) => format!("{kind}, {budget} nodes"),
+            (None, Some(width)) => format!("{kind}, width {width}"),
+            (Some(budget), Some(width)) => format!("{kind}, {budget} nodes, width {width}"),
+        };
+        if kind != DraftKind::None {
+            add(name, best);
+        }
         return Ok(ways);
     }
-    let of = |kind, budget, width| SpeculationOptions {
-        kind: Some(kind),
-        budget,
-        width,
-        ..asked.clone()
+    let lookup = open(Some(DraftKind::Lookup), None)?;
+    add(DraftKind::Lookup.to_string(), lookup);
+    let networks = match kind {
+        DraftKind::Lookup | DraftKind::None => Vec::new(),
+        DraftKind::Weaver => vec![open(Some(DraftKind::Dflash), asked.path.clone())?, best],
+        _ => vec![best],
     };
-    let lookup = SpeculationOptions {
-        path: None,
-        ..of(DraftKind::Lookup, None, None)
-    };
-    add(DraftKind::Lookup.to_string(), &lookup)?;
-    let networks: &[DraftKind] = match best {
-        DraftKind::Weaver => &[DraftKind::Dflash, DraftKind::Weaver],
-        DraftKind::Dflash => &[DraftKind::Dflash],
-        DraftKind::Model => &[DraftKind::Model],
-        DraftKind::Mtp => &[DraftKind::Mtp],
-        DraftKind::Lookup | DraftKind::None => &[],
-    };
-    for &kind in networks {
+    for network in networks {
+        let kind = network.kind();
         if kind != DraftKind::Weaver {
-            add(format!("{kind}, chain of 16"), &of(kind, Some(16), Some(1)))?;
+            let chain = network.sized(Some(16), Some(1));
+            add(format!("{kind}, chain of 16"), chain);
         }
         for budget in [8, 16, 32] {
-            add(
-                format!("{kind}, {budget} nodes"),
-                &of(kind, Some(budget), None),
-            )?;
+            let trees = network.sized(Some(budget), None);
+            add(format!("{kind}, {budget} nodes"), trees);
         }
-        add(kind.to_string(), &of(kind, None, None))?;
+        add(kind.to_string(), network);
     }
     Ok(ways)
 }

@@ -7,7 +7,7 @@
 use crate::bench::median;
 use crate::cli::BenchArgs;
 use crate::failure::Failure;
-use crate::panel::progress;
+use crate::panel::{Lines, progress};
 use kozue_engine::loaded::CpuModel;
 use kozue_engine::{LanguageModel, Loaded};
 use kozue_kernels::measure::{integer_peak, read_bandwidth};
@@ -78,8 +78,9 @@ fn measure(args: &BenchArgs, model: &CpuModel) -> Result<Figures, Failure> {
         args.prefill.iter().map(|n| (*n, Vec::new())).collect();
     let (mut bandwidths, mut peaks) = (Vec::new(), Vec::new());
 
+    let mut told = Lines::new();
     for round in 0..args.repeat {
-        progress(&format!("round {} of {}", round + 1, args.repeat));
+        told.show(&format!("round {} of {}", round + 1, args.repeat));
         if round < MACHINE_ROUNDS {
             bandwidths.push(read_bandwidth(model.cpu()));
             peaks.push(integer_peak(model.cpu()));

@@ -11,7 +11,7 @@ use crate::bench::prompts;
 use crate::cli::{at_least_one, at_least_zero, number};
 use crate::document::write;
 use crate::failure::Failure;
-use crate::panel::progress;
+use crate::panel::{Lines, progress};
 use clap::Args;
 use endpoint::{Asked, Endpoint, Sample};
 use report::Report;
@@ -60,6 +60,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
     let keys = keys(args)?;
     let agent = endpoint::agent(Duration::from_secs(args.timeout as u64));
     let mut report = Report::new(args, &prompts);
+    let mut told = Lines::new();
     // Round 0 is dropped.
     for round in 0..=args.rounds {
         for (index, prompt) in prompts.iter().enumerate() {
@@ -71,7 +72,7 @@ pub fn run(args: &CompareArgs) -> Result<(), Failure> {
             };
             let mut samples: Vec<Sample> = Vec::with_capacity(args.endpoints.len());
             for (endpoint, key) in args.endpoints.iter().zip(&keys) {
-                progress(&format!(
+                told.show(&format!(
                     "round {round} of {}, prompt {} of {}: {endpoint}",
                     args.rounds,
                     index + 1,

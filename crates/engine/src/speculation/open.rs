@@ -16,6 +16,7 @@ use crate::memory::DraftShape;
 use kozue_checkpoint::{Checkpoint, DFLASH, Drafter as DrafterFiles, Network, SPECULATOR, WEAVER};
 use kozue_model::{DFlash, Mtp, Weaver};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What the user asks for.
 #[derive(Clone, Debug, Default)]
@@ -34,7 +35,7 @@ pub struct SpeculationOptions {
 
 /// A loaded drafter and what it needs to know of this machine.
 pub struct Speculation {
-    networks: Networks,
+    networks: Arc<Networks>,
     costs: Option<RowCosts>,
     budget: Option<usize>,
     width: usize,
@@ -63,7 +64,7 @@ impl Speculation {
     /// Plain decoding.
     pub fn none() -> Speculation {
         Speculation {
-            networks: Networks::None,
+            networks: Arc::new(Networks::None),
             costs: None,
             budget: None,
             width: usize::MAX,
@@ -87,17 +88,28 @@ impl Speculation {
             Some(_) => None,
             None => Some(costs(options.tables.as_deref(), target)?),
         };
-        Ok(Speculation {
-            networks,
+        let speculation = Speculation {
+            networks: Arc::new(networks),
             costs,
-            budget: options.budget,
-            width: options.width.unwrap_or(usize::MAX).max(1),
-        })
+            ..Speculation::none()
+        };
+        Ok(speculation.sized(options.budget, options.width))
+    }
+
+    /// The same drafter for trees of another size (see [`SpeculationOptions`]); what pays best is known
+    /// if it was opened for that.
+    pub fn sized(&self, budget: Option<usize>, width: Option<usize>) -> Speculation {
+        Speculation {
+            networks: Arc::clone(&self.networks),
+            costs: self.costs.clone().filter(|_| budget.is_none()),
+            budget,
+            width: width.unwrap_or(usize::MAX).max(1),
+        }
     }
 
     /// What drafts.
     pub fn kind(&self) -> DraftKind {
-        match self.networks {
+        match *self.networks {
             Networks::None => DraftKind::None,
             Networks::Lookup => DraftKind::Lookup,
             Networks::Dflash(_) => DraftKind::Dflash,
@@ -121,7 +133,7 @@ impl Speculation {
 
     /// A drafter for a new sequence of `target`; `None` for plain decoding.
     pub fn start<'a>(&'a self, target: &'a CpuModel) -> Option<Speculator<'a>> {
-        let drafter: Box<dyn Drafter<'a> + 'a> = match &self.networks {
+        let drafter: Box<dyn Drafter<'a> + 'a> = match &*self.networks {
             Networks::None => return None,
             Networks::Lookup => Box::new(Lookup::default()),
             Networks::Dflash(network) => Box::new(Marginals::new(target, network)),

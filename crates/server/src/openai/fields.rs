@@ -34,12 +34,18 @@ pub fn tool(
         let message = format!("{path} must be a JSON schema: an object");
         return Err(ApiError::field(path, message));
     }
-    Ok(Tool {
+    let tool = Tool {
         name,
         description,
         parameters,
         strict: strict.unwrap_or(false),
-    })
+    };
+    if tool.refers_to_itself() {
+        let path = format!("{path}.parameters");
+        let message = format!("{path}: the schema refers to nothing but itself");
+        return Err(ApiError::field(path, message));
+    }
+    Ok(tool)
 }
 
 /// Reads `tool_choice`, as chat and responses spell it.
