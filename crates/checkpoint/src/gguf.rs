@@ -73,7 +73,7 @@ impl Gguf {
         let meta = Metadata::new(file.clone(), structure.values);
         let table = Tensors::new(&file, &tensors);
         let config = config::model_config(&meta, &table)?;
-        let text = text::TextSide::read(&meta, config.vocab_size)?;
+        let text = text::read(&meta, config.vocab_size)?;
         let name = match meta.text("general.name")? {
             Some(name) if !name.trim().is_empty() => Cow::from(name.trim()),
             _ => path

@@ -9,7 +9,7 @@ use crate::description::{Description, GenerationDefaults, TokenizerSource};
 use crate::error::Error;
 use crate::fields::{Fields, exists, pretty, read_object, read_text, shortest};
 
-/// What the files beside the weights say.
+/// What a checkpoint says of text: the files beside the weights, or a GGUF file's metadata.
 pub(crate) struct TextSide {
     pub tokenizer: TokenizerSource,
     pub chat_template: Option<String>,
