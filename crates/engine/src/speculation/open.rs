@@ -121,7 +121,7 @@ impl Speculation {
 
     /// What a drafter keeps of a sequence; `None` where that is nothing.
     pub fn shape(&self, target: &CpuModel) -> Option<DraftShape> {
-        match &self.networks {
+        match &*self.networks {
             Networks::None | Networks::Lookup => None,
             Networks::Dflash(network) | Networks::Weaver(network, _) => {
                 Some(DraftShape::dflash(network.config()))
