@@ -9,7 +9,7 @@ use kozue_kernels::{
     sigmoid_mul,
 };
 
-use crate::model::{norm_weight, projection};
+use crate::layer::{norm_weight, projection};
 use crate::pass::{Rows, Span};
 
 use crate::Error;

@@ -16,7 +16,7 @@ use kozue_kernels::{
     delta_chain, delta_gates, delta_tree, gated_norm, l2_norm_heads, linear,
 };
 
-use crate::model::projection;
+use crate::layer::projection;
 use crate::pass::{Rows, Span};
 use crate::state::LayerState;
 use crate::{Error, Tree};

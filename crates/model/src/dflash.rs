@@ -17,8 +17,8 @@ use kozue_kernels::{
 };
 
 use crate::attention::Attention;
+use crate::layer::projection;
 use crate::mlp::Mlp;
-use crate::model::projection;
 use crate::stored::Footprint;
 use crate::{Error, Model};
 

@@ -15,8 +15,8 @@ use kozue_checkpoint::description::{ExpertsConfig, ModelConfig};
 use kozue_kernels::{Choice, Cpu, Linear, Scratch, add_weighted, linear, route, sigmoid};
 
 use crate::Error;
+use crate::layer::projection;
 use crate::mlp::Mlp;
-use crate::model::projection;
 
 pub(crate) struct Experts {
     shape: ExpertsConfig,

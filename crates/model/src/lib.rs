@@ -17,6 +17,7 @@ mod delta;
 mod dflash;
 mod error;
 mod experts;
+mod layer;
 mod memory;
 mod mlp;
 mod model;

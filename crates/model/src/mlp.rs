@@ -6,7 +6,7 @@ use kozue_kernels::{Cpu, Linear, Scratch, gelu_mul, linear, silu_mul};
 
 use crate::Error;
 use crate::experts::Experts;
-use crate::model::projection;
+use crate::layer::projection;
 
 pub(crate) enum FeedForward {
     Mlp(Mlp),

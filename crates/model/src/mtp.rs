@@ -17,8 +17,8 @@ use kozue_checkpoint::Checkpoint;
 use kozue_kernels::{Cpu, KvCache, KvType, Linear, Rope, Scratch, add_rms_norm, linear, rms_norm};
 
 use crate::attention::Attention;
+use crate::layer::{norm_weight, projection};
 use crate::mlp::FeedForward;
-use crate::model::{norm_weight, projection};
 use crate::pass::{Rows, Span};
 use crate::stored::Footprint;
 use crate::{Error, Model};

@@ -7,7 +7,8 @@ use kozue_checkpoint::description::ModelConfig;
 use kozue_kernels::{Cpu, KvType, read_floats, rms_norm, write_floats};
 
 use crate::delta::Kept;
-use crate::model::{Layer, LayerRows, Ropes, norm_weight, scale_embedding, spans};
+use crate::layer::{Layer, LayerRows, Ropes, norm_weight};
+use crate::model::{scale_embedding, spans};
 use crate::pass::{Rows, Segment};
 use crate::{Error, State};
 

@@ -16,7 +16,7 @@ use kozue_kernels::{
     rms_norm, silu_mul,
 };
 
-use crate::model::projection;
+use crate::layer::projection;
 use crate::{Error, Model};
 
 /// RMS norms of Weaver use this epsilon; it is not in its configuration.
