@@ -93,12 +93,29 @@ fn fields<'de, T: Deserialize<'de>>(
 ) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(body).map_err(|error| {
         let path = error.path().to_string();
-        let message = error.inner().to_string();
+        let message = plain(&error.inner().to_string());
         match path.as_str() {
             "." => bad(message),
             path => ApiError::field(path, format!("{path}: {message}")),
         }
     })
+}
+
+/// What was expected, in words that say nothing of this program's types.
+fn plain(message: &str) -> String {
+    let Some((found, expected)) = message.rsplit_once(", expected ") else {
+        return message.to_string();
+    };
+    let expected = match expected {
+        "usize" | "u64" | "u32" | "u8" => "a whole number, not negative",
+        "i64" | "i32" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a sequence" => "a list",
+        "a map" => "an object",
+        kind if kind.starts_with("struct ") => "an object",
+        other => other,
+    };
+    format!("{found}, expected {expected}")
 }
 
 fn bad(message: String) -> ApiError {
@@ -208,6 +225,7 @@ mod tests {
     #[allow(dead_code)]
     struct Inner {
         number: f32,
+        count: Option<usize>,
     }
 
     #[test]
@@ -220,8 +238,19 @@ mod tests {
             (
                 "{\"list\": [{\"number\": 1}, {\"number\": \"x\"}]}",
                 Some("list[1].number"),
-                "invalid type",
+                "expected a number",
             ),
+            (
+                "{\"list\": [{\"number\": 1, \"count\": -1}]}",
+                Some("list[0].count"),
+                "integer `-1`, expected a whole number, not negative",
+            ),
+            (
+                "{\"list\": [true]}",
+                Some("list[0]"),
+                "boolean `true`, expected an object",
+            ),
+            ("{\"list\": 1}", Some("list"), "expected a list"),
             (
                 "{\"list\": [], \"stop\": 3}",
                 Some("stop"),
