@@ -18,7 +18,15 @@ pub enum Control {
 }
 
 /// Marks of an answer's parts.
-const MARKS: [&str; 4] = ["<think>", "</think>", "<tool_call>", "</tool_call>"];
+const MARKS: [&str; 7] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+];
 
 /// How pieces become text again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! Messages and tools to the tokens of a prompt.
 
+use crate::calls::CallFormat;
 use crate::error::ApiError;
 use crate::question::Question;
 use crate::served::Served;
@@ -37,8 +38,15 @@ pub fn render(served: &Served, question: &Question) -> Result<Prompt, ApiError> 
         variables: question.variables.clone(),
     };
     if served.template_has_tools {
+        let mistral = matches!(
+            served.call_format,
+            CallFormat::MistralList | CallFormat::MistralArguments
+        );
         for message in &mut messages {
             message.tool_calls = message.tool_calls.take().map(with_objects);
+            if mistral {
+                shorten_ids(message);
+            }
         }
         if !tools.is_empty() {
             options.tools = Some(tools.iter().map(Tool::to_openai).collect());
@@ -90,6 +98,36 @@ fn with_objects(mut calls: Json) -> Json {
         }
     }
     calls
+}
+
+/// Mistral's templates want names of calls of nine letters and digits. Any other name becomes one, the
+/// same for a call and its result.
+fn shorten_ids(message: &mut Message) {
+    let short = |id: &mut String| {
+        if id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return;
+        }
+        // FNV-1a.
+        let mut hash = id.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        *id = (0..9)
+            .map(|_| {
+                let digit = (hash % 36) as u32;
+                hash /= 36;
+                char::from_digit(digit, 36).unwrap_or('0')
+            })
+            .collect();
+    };
+    if let Some(id) = &mut message.tool_call_id {
+        short(id);
+    }
+    let calls = message.tool_calls.as_mut().and_then(Json::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        if let Some(Json::String(id)) = call.get_mut("id") {
+            short(id);
+        }
+    }
 }
 
 /// For a template without a place for tools: their descriptions in the system message, and calls
@@ -171,6 +209,23 @@ mod tests {
             let calls = with_objects(calling(text).tool_calls.unwrap());
             assert_eq!(calls[0]["function"]["arguments"], value);
         }
+    }
+
+    #[test]
+    fn mistrals_calls_have_names_of_nine_letters() {
+        let mut call = calling("{}");
+        let mut result = Message {
+            tool_call_id: Some("c1".into()),
+            ..Message::new("tool", "12:00")
+        };
+        shorten_ids(&mut call);
+        shorten_ids(&mut result);
+        let short = result.tool_call_id.clone().unwrap();
+        assert_eq!(call.tool_calls.unwrap()[0]["id"], short.as_str());
+        assert!(short.len() == 9 && short.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+        // One that is so already stays.
+        shorten_ids(&mut result);
+        assert_eq!(result.tool_call_id, Some(short));
     }
 
     #[test]

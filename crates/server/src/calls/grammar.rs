@@ -41,22 +41,33 @@ pub fn rules(
     let (first, next) = match format {
         CallFormat::Bare => ("call", "\"; \" call"),
         CallFormat::Json | CallFormat::Xml => ("\"<tool_call>\" call", "\"\\n<tool_call>\" call"),
+        CallFormat::MistralList => ("call", "\", \" call"),
+        CallFormat::MistralArguments => ("\"[TOOL_CALLS]\" call", "\"[TOOL_CALLS]\" call"),
     };
-    let calls = match single {
+    let mut calls = match single {
         true => first.to_string(),
         false => format!("{first} ({next}){{0,{}}}", MOST_CALLS - 1),
     };
+    if format == CallFormat::MistralList {
+        let _ = writeln!(rules, "list: \" \"? \"[\" {calls} \"]\"");
+        calls = "\"[TOOL_CALLS]\" list".to_string();
+    }
     let start = match (format, must, single) {
         _ if must => format!("LEAD? {calls}"),
         _ if schema.is_some() => format!("LEAD? ({calls} | answer)"),
         (CallFormat::Bare, ..) => format!("LEAD? ({calls} | PLAIN)"),
+        (CallFormat::MistralList, ..) => "tail | head list".to_string(),
         (_, _, true) => "tail | head call".to_string(),
         (_, _, false) => "(head call)* tail".to_string(),
     };
     let _ = writeln!(rules, "start: {start}");
     rules.push_str("LEAD: /\\n{1,2}/\nTEXT: /(.|\\n)*/\ntail: TEXT\n");
     rules.push_str("PLAIN: /[^{\\n](.|\\n)*/\n");
-    rules.push_str("head[lazy]: TEXT \"<tool_call>\"\n");
+    let mark = match format {
+        CallFormat::MistralList | CallFormat::MistralArguments => "[TOOL_CALLS]",
+        _ => "<tool_call>",
+    };
+    let _ = writeln!(rules, "head[lazy]: TEXT \"{mark}\"");
     rules.push_str("value[lazy]: TEXT \"\\n</parameter>\\n\"\n");
     if let Some(schema) = schema {
         let _ = writeln!(rules, "answer: %json {}", bounded_space(schema));
@@ -67,6 +78,8 @@ pub fn rules(
         match format {
             CallFormat::Json => json_call(name, tool, must, "arguments", true, &mut rules),
             CallFormat::Bare => json_call(name, tool, must, "parameters", false, &mut rules),
+            CallFormat::MistralList => json_call(name, tool, must, "arguments", false, &mut rules),
+            CallFormat::MistralArguments => named_call(name, tool, must, &mut rules),
             CallFormat::Xml => xml_call(name, tool, must, &mut rules),
         }
     }
@@ -116,6 +129,13 @@ fn json_call(rule: &str, tool: &Tool, must: bool, key: &str, marked: bool, rules
         ),
         false => writeln!(rules, "{rule}: {open} {rule}_arguments \"}}\""),
     };
+    let _ = writeln!(rules, "{rule}_arguments: %json {schema}");
+}
+
+fn named_call(rule: &str, tool: &Tool, must: bool, rules: &mut String) {
+    let open = literal(&format!("{}[ARGS]", tool.name));
+    let schema = ruled(&schema(tool, must), tool);
+    let _ = writeln!(rules, "{rule}: {open} {rule}_arguments");
     let _ = writeln!(rules, "{rule}_arguments: %json {schema}");
 }
 

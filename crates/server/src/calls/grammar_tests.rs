@@ -69,6 +69,8 @@ const JSON: &str =
     "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Kyoto\"}}\n</tool_call>";
 const XML: &str = "<tool_call>\n<function=weather>\n<parameter=city>\nKyoto\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=unit>\nf\n</parameter>\n</function>\n</tool_call>";
 const BARE: &str = "{\"name\": \"weather\", \"parameters\": {\"city\": \"Kyoto\"}}";
+const LIST: &str = "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"Kyoto\"}}]";
+const NAMED: &str = "[TOOL_CALLS]weather[ARGS]{\"city\": \"Kyoto\"}";
 
 #[test]
 fn a_call_that_must_come_comes() {
@@ -76,6 +78,8 @@ fn a_call_that_must_come_comes() {
         (CallFormat::Json, JSON, "Kyoto"),
         (CallFormat::Xml, XML, "Kyoto"),
         (CallFormat::Bare, BARE, "Kyoto"),
+        (CallFormat::MistralList, LIST, "Kyoto"),
+        (CallFormat::MistralArguments, NAMED, "Kyoto"),
     ] {
         let rules = rules(format, &tools(true), &ToolChoice::Required, false, None).unwrap();
         assert!(allowed(&rules, text), "{format:?}");
@@ -142,6 +146,8 @@ fn text_is_free_where_calls_are() {
         (CallFormat::Json, JSON),
         (CallFormat::Xml, XML),
         (CallFormat::Bare, BARE),
+        (CallFormat::MistralList, LIST),
+        (CallFormat::MistralArguments, NAMED),
     ] {
         let rules = rules(format, &tools(true), &ToolChoice::Auto, false, None).unwrap();
         assert!(allowed(&rules, "Just text <tool."), "{format:?}");
@@ -164,6 +170,8 @@ fn json_or_calls() {
         (CallFormat::Json, JSON),
         (CallFormat::Xml, XML),
         (CallFormat::Bare, BARE),
+        (CallFormat::MistralList, LIST),
+        (CallFormat::MistralArguments, NAMED),
     ] {
         let auto = &ToolChoice::Auto;
         let rules = rules(format, &tools(false), auto, false, Some(&schema)).unwrap();
@@ -188,6 +196,8 @@ fn a_forced_call_follows_its_schema_without_strict_too() {
         (CallFormat::Json, JSON),
         (CallFormat::Xml, XML),
         (CallFormat::Bare, BARE),
+        (CallFormat::MistralList, LIST),
+        (CallFormat::MistralArguments, NAMED),
     ] {
         for choice in [ToolChoice::Required, ToolChoice::Function("weather".into())] {
             let rules = rules(format, &tools(false), &choice, false, None).unwrap();
@@ -218,9 +228,22 @@ fn forced_calls_come_to_an_end() {
         (CallFormat::Json, JSON, "\n"),
         (CallFormat::Xml, XML, "\n"),
         (CallFormat::Bare, BARE, "; "),
+        (CallFormat::MistralArguments, NAMED, ""),
     ] {
         let rules = rules(format, &tools(false), &ToolChoice::Required, false, None).unwrap();
         assert!(allowed(&rules, &[text; 8].join(between)), "{format:?}");
         assert!(!allowed(&rules, &[text; 9].join(between)), "{format:?}");
     }
+    let rules = rules(
+        CallFormat::MistralList,
+        &tools(false),
+        &ToolChoice::Required,
+        false,
+        None,
+    );
+    let rules = rules.unwrap();
+    let one = &LIST["[TOOL_CALLS] [".len()..LIST.len() - 1];
+    let list = |count: usize| format!("[TOOL_CALLS][{}]", vec![one; count].join(", "));
+    assert!(allowed(&rules, &list(8)));
+    assert!(!allowed(&rules, &list(9)));
 }

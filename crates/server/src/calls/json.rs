@@ -148,7 +148,7 @@ impl JsonCall {
 
 /// Depth of brackets in JSON text, strings minded.
 #[derive(Debug, Default)]
-struct Nesting {
+pub(super) struct Nesting {
     depth: usize,
     in_string: bool,
     escaped: bool,
@@ -164,7 +164,7 @@ impl Nesting {
     }
 
     /// Reads on; the number of bytes up to and with the bracket that closes the first one.
-    fn end(&mut self, text: &str) -> Option<usize> {
+    pub fn end(&mut self, text: &str) -> Option<usize> {
         for (place, byte) in text.bytes().enumerate() {
             if self.in_string {
                 match byte {

@@ -7,10 +7,12 @@ mod bare;
 pub mod grammar;
 mod json;
 mod marked;
+mod mistral;
 mod xml;
 
 pub use bare::BareParser;
 pub use marked::MarkedParser;
+pub use mistral::MistralParser;
 
 use crate::tools::Tool;
 
@@ -23,6 +25,10 @@ pub enum CallFormat {
     Xml,
     /// `{"name": ..., "parameters": {...}}` and nothing around it: Llama 3.
     Bare,
+    /// `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`: Mistral until 2024.
+    MistralList,
+    /// `[TOOL_CALLS]name[ARGS]{...}`, one after the other: Mistral since.
+    MistralArguments,
 }
 
 impl CallFormat {
@@ -34,6 +40,11 @@ impl CallFormat {
             Some(CallFormat::Xml)
         } else if template.contains("<tool_call>") {
             Some(CallFormat::Json)
+        } else if template.contains("[TOOL_CALLS]") {
+            Some(match template.contains("[ARGS]") {
+                true => CallFormat::MistralArguments,
+                false => CallFormat::MistralList,
+            })
         } else if template.contains("\"parameters\"") || template.contains("python_tag") {
             Some(CallFormat::Bare)
         } else {
@@ -67,6 +78,8 @@ pub enum CallParser {
     Marked(MarkedParser),
     /// Calls without marks.
     Bare(BareParser),
+    /// Mistral's calls, of both generations.
+    Mistral(MistralParser),
 }
 
 impl CallParser {
@@ -77,6 +90,9 @@ impl CallParser {
                 CallParser::Marked(MarkedParser::new(format, tools))
             }
             CallFormat::Bare => CallParser::Bare(BareParser::new(tools)),
+            CallFormat::MistralList | CallFormat::MistralArguments => {
+                CallParser::Mistral(MistralParser::default())
+            }
         }
     }
 
@@ -85,6 +101,7 @@ impl CallParser {
         match self {
             CallParser::Marked(parser) => parser.push(text, out),
             CallParser::Bare(parser) => parser.push(text, out),
+            CallParser::Mistral(parser) => parser.push(text, out),
         }
     }
 
@@ -94,6 +111,7 @@ impl CallParser {
         match self {
             CallParser::Marked(parser) => parser.finish(cut, out),
             CallParser::Bare(parser) => parser.finish(cut, out),
+            CallParser::Mistral(parser) => parser.finish(cut, out),
         }
     }
 }

@@ -214,6 +214,8 @@ fn an_answer_cut_anywhere_leaks_nothing() {
     let marks = json.replace("I look.\n\n", "");
     let naked = "{\"name\": \"weather\", \"arguments\": {\"city\": \"a\", \"days\": 2}}";
     let bare = "{\"name\": \"weather\", \"parameters\": {\"city\": \"a\", \"days\": 2}}; {\"name\": \"time\", \"parameters\": {}}";
+    let list = "I look.\n\n[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"a\", \"days\": 2}}, {\"name\": \"time\", \"arguments\": {}}]";
+    let named = "I look.\n\n[TOOL_CALLS]weather[CALL_ID]1[ARGS]{\"city\": \"a\", \"days\": 2}[TOOL_CALLS]time[ARGS]{}";
     let weather = serde_json::json!({"city": "a", "days": 2});
     for (format, text, said) in [
         (CallFormat::Json, json, "I look."),
@@ -221,6 +223,8 @@ fn an_answer_cut_anywhere_leaks_nothing() {
         (CallFormat::Json, naked, ""),
         (CallFormat::Xml, xml, "I look."),
         (CallFormat::Bare, bare, ""),
+        (CallFormat::MistralList, list, "I look."),
+        (CallFormat::MistralArguments, named, "I look."),
     ] {
         for cut in 0..=text.len() {
             let mut open = false;
@@ -306,8 +310,61 @@ fn bare_calls() {
 }
 
 #[test]
+fn mistral_calls() {
+    for format in [CallFormat::MistralList, CallFormat::MistralArguments] {
+        let mistral = |text: &str| every_way(format, text);
+        for text in [
+            "[TOOL_CALLS] [{\"name\": \"weather\", \"arguments\": {\"city\": \"]\"}, \"id\": \"abcdefghi\"}, {\"name\": \"time\", \"arguments\": {}}]",
+            "[TOOL_CALLS][{\"name\":\"weather\",\"arguments\":{\"city\": \"]\"}},{\"name\":\"time\"}] \n",
+            "[TOOL_CALLS]weather[ARGS]{\"city\": \"]\"}[TOOL_CALLS]time[ARGS]{}",
+            "[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{\"city\": \"]\"} [TOOL_CALLS] time[CALL_ID]1[ARGS] {}\n",
+        ] {
+            let both = [call("weather", "{\"city\": \"]\"}"), call("time", "{}")];
+            assert_eq!(mistral(text), both.concat(), "{text}");
+        }
+        // Text before and after; a call without arguments; a list that breaks off.
+        assert_eq!(
+            mistral("I look.\n[TOOL_CALLS]time[ARGS]{}\n\nDone. "),
+            [&[say("I look.")][..], &call("time", "{}"), &[say("Done. ")]].concat()
+        );
+        assert_eq!(
+            mistral("[TOOL_CALLS]time[ARGS] now"),
+            [&call("time", "{}")[..], &[say("now")]].concat()
+        );
+        assert_eq!(
+            mistral("[TOOL_CALLS][{\"name\": \"time\"}; oops"),
+            [&call("time", "{}")[..], &[say("; oops")]].concat()
+        );
+        for text in [
+            "[TOOL_CALLS",
+            "a [TOOL_CALLS]",
+            "[TOOL_CALLS] []",
+            "[TOOL_CALLS] [1]",
+            " [TOOL_CALLS] [{\"nam\": 1}] x",
+            "x [TOOL_CALLS] [{\"name\": \"ti",
+            "[TOOL_CALLS]no call",
+            "[TOOL_CALLS]time[ARG]{}",
+            "[TOOL_CALLS]time[CALL_ID]a b[ARGS]{}",
+            "[TOOL_CALLS][ARGS]{}",
+            "[TOOL_CALLS]time[CALL_ID]a[AR",
+            "  \n spaces  ",
+        ] {
+            assert_eq!(mistral(text), [say(text)], "{text:?}");
+        }
+    }
+}
+
+#[test]
 fn templates_tell_the_format() {
     for (template, format) in [
+        (
+            "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS] [",
+            Some(CallFormat::MistralList),
+        ),
+        (
+            "{% if tools %}{\"parameters\"}{% endif %}[TOOL_CALLS]{{ name }}[ARGS]",
+            Some(CallFormat::MistralArguments),
+        ),
         (
             "{% if tools %}<tool_call>\n<function=example>{% endif %}",
             Some(CallFormat::Xml),
@@ -334,7 +391,7 @@ proptest! {
         parts in prop::collection::vec(prop::sample::select(vec![
             "<tool_call>", "</tool_call>", "<function=time>", "</function>", "<parameter=city>",
             "</parameter>", "\n", " ", "{\"name\": \"time\", \"arguments\": ", "{\"a\": \"}\"}", "}", "é",
-            "text", "<", "\"", "{", ";", ":", "\\",
+            "text", "<", "\"", "{", ";", ":", "\\", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[", "]", ",",
         ]), 0..14),
         cuts in prop::collection::vec(0usize..400, 0..6),
     ) {
@@ -346,7 +403,12 @@ proptest! {
             .collect();
         places.sort_unstable();
         let pieces: Vec<&str> = places.windows(2).map(|w| &text[w[0]..w[1]]).collect();
-        for format in [CallFormat::Json, CallFormat::Xml, CallFormat::Bare] {
+        for format in [
+            CallFormat::Json,
+            CallFormat::Xml,
+            CallFormat::Bare,
+            CallFormat::MistralList,
+        ] {
             prop_assert_eq!(parse(format, &pieces), parse(format, &[&text]), "{:?} {:?}", format, &text);
         }
     }
