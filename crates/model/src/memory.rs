@@ -33,7 +33,9 @@ pub fn pass_bytes(config: &ModelConfig, kv: KvType, pass: Working) -> u64 {
         _ => mixing_bytes(attention, hidden, kv, pass),
     };
     let mixers = config.layers.iter().map(mixer).max().unwrap_or(0);
-    let layer = mixers.max(feed_forward_bytes(config, pass.rows));
+    let feed_forward = |layer| feed_forward_bytes(config, layer, pass.rows);
+    let feed_forwards = (0..config.layers.len()).map(feed_forward).max();
+    let layer = mixers.max(feed_forwards.unwrap_or(0));
     let head = 4 * (pass.logit_rows * (2 * hidden + config.vocab_size)) as u64;
     let kept = KvCache::bytes_of(attention.kv_heads, attention.head_dim, kv, pass.rows, None);
     let behind = config.count(Mixer::Sliding) as u64 * kept;
@@ -68,14 +70,14 @@ fn delta_bytes(shape: &DeltaConfig, hidden: usize, rows: usize) -> u64 {
 }
 
 /// See `mlp::FeedForward::forward`.
-fn feed_forward_bytes(config: &ModelConfig, rows: usize) -> u64 {
+fn feed_forward_bytes(config: &ModelConfig, layer: usize, rows: usize) -> u64 {
     let hidden = config.hidden_size;
     let mlp = |inner: usize| {
         4 * (rows * (3 * inner + hidden)) as u64 + linear_bytes(rows, inner.max(hidden))
     };
-    match &config.experts {
-        None => mlp(config.intermediate_size),
-        Some(experts) => {
+    match config.feed_forward(layer) {
+        Err(inner) => mlp(inner),
+        Ok(experts) => {
             let inner = config.intermediate_size.max(experts.shared.unwrap_or(0));
             4 * (rows * (experts.count + 2 * hidden)) as u64 + mlp(inner)
         }
