@@ -10,6 +10,7 @@ use crate::printer::Printer;
 use crate::prompt::asked;
 use kozue_engine::chat::ChatOptions;
 use kozue_engine::conversation::Conversation;
+use kozue_engine::memory::release_unused;
 use kozue_engine::sampling::Sampling;
 use kozue_engine::{Answer, Event, FinishReason, LanguageModel, Loaded, Request, thinking};
 use std::hash::{BuildHasher, RandomState};
@@ -99,6 +100,8 @@ impl Setup<'_> {
     fn answer_alone(&self, prompt: Vec<u32>, text: Option<&str>) -> Result<(), Failure> {
         let mut session = self.loaded.session(self.args.ctx).once();
         let request = self.request(prompt);
+        // What it took to cut a long prompt into tokens.
+        release_unused();
         self.check_memory(0, &request)?;
         let answer = if self.args.json {
             let answer = session.generate(&request, self.interrupt.flag(), &mut |_| ())?;
