@@ -79,7 +79,9 @@ fn feed_forward_bytes(config: &ModelConfig, layer: usize, rows: usize) -> u64 {
         Err(inner) => mlp(inner),
         Ok(experts) => {
             let inner = config.intermediate_size.max(experts.shared.unwrap_or(0));
-            4 * (rows * (experts.count + 2 * hidden)) as u64 + mlp(inner)
+            let mixed = 4 * (rows * (experts.count + 2 * hidden)) as u64 + mlp(inner);
+            let dense = experts.dense.as_ref();
+            mixed.max(dense.map_or(0, |dense| mlp(dense.intermediate_size)))
         }
     }
 }
