@@ -163,6 +163,14 @@ fn spell_tools(messages: Vec<Message>, tools: &[Tool]) -> Vec<Message> {
                     _ => spelled.push(Message::new("user", result)),
                 }
             }
+            ("user", _) => match spelled.last_mut() {
+                // What the user says beside a result: many templates want their turns to alternate.
+                Some(last) if last.role == "user" && last.content.ends_with("</tool_response>") => {
+                    last.content.push('\n');
+                    last.content.push_str(&message.content);
+                }
+                _ => spelled.push(message),
+            },
             _ => spelled.push(message),
         }
     }
@@ -209,6 +217,24 @@ mod tests {
             let calls = with_objects(calling(text).tool_calls.unwrap());
             assert_eq!(calls[0]["function"]["arguments"], value);
         }
+    }
+
+    #[test]
+    fn what_a_user_says_beside_a_result_is_one_turn() {
+        let messages = vec![
+            Message::new("user", "When?"),
+            calling("{}"),
+            Message::new("tool", "12:00"),
+            Message::new("tool", "13:00"),
+            Message::new("user", "Go on."),
+        ];
+        let spelled = spell_tools(messages, &[]);
+        let roles: Vec<&str> = spelled.iter().map(|m| m.role.as_str()).collect();
+        assert_eq!(roles, ["user", "assistant", "user"]);
+        assert_eq!(
+            spelled[2].content,
+            "<tool_response>\n12:00\n</tool_response>\n<tool_response>\n13:00\n</tool_response>\nGo on."
+        );
     }
 
     #[test]
