@@ -200,6 +200,17 @@ fn parent_of(path: &Path) -> &Path {
     }
 }
 
+/// An error if `target` is the source itself, which would be replaced by what is made of it.
+pub(crate) fn check_apart(source: &Path, target: &Path) -> Result<(), Error> {
+    match (fs::canonicalize(source), fs::canonicalize(target)) {
+        (Ok(source), Ok(same)) if source == same => Err(Error::file(
+            target,
+            "is the source itself; name another place",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// An error unless `target` may be written or replaced.
 pub(crate) fn check_target(target: &Path, force: bool) -> Result<(), Error> {
     let kind = match fs::symlink_metadata(target) {

@@ -12,7 +12,7 @@ use kozue_kernels::Cpu;
 
 use crate::Checkpoint;
 use crate::description::{Description, Family, ModelConfig, RopeScaling, TokenizerSource};
-use crate::destination::{Destination, check_file, check_target};
+use crate::destination::{Destination, check_apart, check_file, check_target};
 use crate::error::Error;
 use crate::gguf;
 use crate::lalamo;
@@ -102,6 +102,7 @@ pub fn export(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Report, Error> {
     let file = options.format == Format::Gguf;
+    check_apart(source, target)?;
     if file {
         check_file(target, GGUF, options.force)?;
     } else {

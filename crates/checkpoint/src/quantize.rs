@@ -17,7 +17,7 @@ use kozue_kernels::packed::TILE;
 use kozue_kernels::{Cpu, PackedSpec, QuantError, Quantizer, Rotation};
 
 use crate::affine::Slice;
-use crate::destination::check_target;
+use crate::destination::{check_apart, check_target};
 use crate::error::Error;
 use crate::kozue::format_name;
 use crate::safetensors::Dtype;
@@ -83,6 +83,7 @@ pub fn quantize(
     options: Options,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Report, Error> {
+    check_apart(source, target)?;
     check_target(target, options.force)?;
     Conversion::open(source, options)?.write(cpu, target, &mut |_| Ok(None), progress)
 }

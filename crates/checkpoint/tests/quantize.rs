@@ -284,6 +284,22 @@ fn what_stands_at_the_target_is_safe() {
     let target = dir.root.path().join("packed");
     let force = Options { force: true, ..M64 };
 
+    // The source, which --force would replace, under another name too.
+    let link = dir.root.path().join("link");
+    std::os::unix::fs::symlink(&dir.path, &link).unwrap();
+    let cpu = Cpu::new(Some(1));
+    for same in [&dir.path, &link] {
+        let error = quantize(&cpu, &dir.path, same, force, &mut |_| {
+            ControlFlow::Continue(())
+        });
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.ends_with("is the source itself; name another place"),
+            "{error}"
+        );
+    }
+    fs::remove_file(&link).unwrap();
+
     fs::write(&target, "a file").unwrap();
     assert_fails(
         convert(&dir, force),

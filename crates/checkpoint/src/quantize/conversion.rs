@@ -10,7 +10,7 @@ use super::plan::{Action, Plan, Step};
 use super::report::write_texts;
 use super::{Options, Progress, Report, Run, read_rows, wrong};
 use crate::Checkpoint;
-use crate::destination::{Destination, check_target, is_kozue};
+use crate::destination::{Destination, check_apart, check_target, is_kozue};
 use crate::error::Error;
 use crate::writer::{Planned, Writer};
 
@@ -109,6 +109,7 @@ impl Conversion {
     /// # Errors
     /// If something that must not be replaced is there.
     pub fn check_target(&self, target: &Path) -> Result<(), Error> {
+        check_apart(&self.path, target)?;
         check_target(target, self.options.force)
     }
 
