@@ -388,7 +388,13 @@ fn values_that_a_type_does_not_hold_are_named() {
     }
     let blocks = Floats::Q8_0;
     refused(matrix, f32::NAN, Format::Gguf, blocks, "that is NaN;");
-    refused(matrix, 1e8, Format::Gguf, blocks, "too large for Q8_0");
+    refused(
+        matrix,
+        1e8,
+        Format::Gguf,
+        blocks,
+        "has a value of 100000000, too large for Q8_0",
+    );
 }
 
 fn tiny(name: &str) -> PathBuf {

@@ -324,8 +324,10 @@ fn blocks(values: &[f32], error: &mut QuantError) -> Result<Vec<u8>, String> {
         let scale = f16::from_f32(largest / 127.0);
         bytes.extend(scale.to_le_bytes());
         let scale = scale.to_f32();
-        let held = |value: &&f32| !(value.is_finite() && scale.is_finite());
-        if let Some(&value) = block.iter().find(held) {
+        // One that is no number, or the one that makes the scale too large.
+        let unheld =
+            |value: &&f32| !value.is_finite() || !scale.is_finite() && value.abs() == largest;
+        if let Some(&value) = block.iter().find(unheld) {
             return Err(unfit(value, Format::Q8_0.name()));
         }
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
