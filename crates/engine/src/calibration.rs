@@ -116,11 +116,12 @@ fn parts(
                 done
             }
         };
-        work.stage(&format!("layer {index}: outputs"))
-            .map_err(failed)?;
+        let stage = format!("layer {index}: outputs");
+        work.stage(&stage).map_err(failed)?;
         let calibrated = Calibrated::new(conversion, model, &done).map_err(failed)?;
         let layer = walk.load(&calibrated, index).map_err(failed)?;
-        walk.step(cpu, &layer);
+        let stepped = walk.step(cpu, &layer, &mut || work.stage(&stage));
+        stepped.map_err(failed)?;
         store.put_stream(index + 1, &walk)?;
     }
 
@@ -177,11 +178,12 @@ fn layer(
     walk: &Walk,
     index: usize,
 ) -> Result<Vec<(String, Rounded)>, Error> {
-    work.stage(&format!("layer {index}: inputs"))
-        .map_err(failed)?;
+    let stage = format!("layer {index}: inputs");
+    work.stage(&stage).map_err(failed)?;
     let preview = Preview::new(work.cpu, conversion, model);
     let layer = walk.load(&preview, index).map_err(failed)?;
-    walk.show(work.cpu, &layer);
+    let shown = walk.show(work.cpu, &layer, &mut || work.stage(&stage));
+    shown.map_err(failed)?;
     // What it watches with goes back.
     drop(layer);
     let mut done = Vec::new();

@@ -13,7 +13,7 @@ use crate::pass::{Rows, Segment};
 use crate::{Error, State};
 
 /// Rows that a layer takes together; bits do not depend on it, memory does.
-const ROWS: usize = 2048;
+const ROWS: usize = 512;
 /// How the windows' keys and values are kept meanwhile.
 const KV: KvType = KvType::F16;
 
@@ -86,29 +86,50 @@ impl Walk {
         Layer::load(tensors, &self.config, index, mixer, &self.ropes).map(SingleLayer)
     }
 
-    /// Takes all windows through a layer.
-    pub fn step(&mut self, cpu: &Cpu, layer: &SingleLayer) {
+    /// Takes all windows through a layer, unless `on`, which is asked now and then, fails.
+    ///
+    /// # Errors
+    /// Those of `on`.
+    pub fn step<E>(
+        &mut self,
+        cpu: &Cpu,
+        layer: &SingleLayer,
+        on: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
         let hidden = self.config.hidden_size;
         let mut stream = &mut self.stream[..];
         for windows in batches(&self.windows) {
             let rows = windows.iter().map(Vec::len).sum::<usize>();
             let (x, rest) = stream.split_at_mut(rows * hidden);
+            on()?;
             through(cpu, &layer.0, self.config.norm_eps, windows, x);
             stream = rest;
         }
+        Ok(())
     }
 
-    /// Lets a layer see all windows, which stay where they are: for whoever watches its inputs.
-    pub fn show(&self, cpu: &Cpu, layer: &SingleLayer) {
+    /// Lets a layer see all windows, which stay where they are: for whoever watches its inputs. `on`
+    /// is that of [`Walk::step`].
+    ///
+    /// # Errors
+    /// Those of `on`.
+    pub fn show<E>(
+        &self,
+        cpu: &Cpu,
+        layer: &SingleLayer,
+        on: &mut dyn FnMut() -> Result<(), E>,
+    ) -> Result<(), E> {
         let hidden = self.config.hidden_size;
         let mut stream = &self.stream[..];
         for windows in batches(&self.windows) {
             let rows = windows.iter().map(Vec::len).sum::<usize>();
             let (x, rest) = stream.split_at(rows * hidden);
             let mut x = x.to_vec();
+            on()?;
             through(cpu, &layer.0, self.config.norm_eps, windows, &mut x);
             stream = rest;
         }
+        Ok(())
     }
 
     /// The rows after the output norm, as the head takes them.
