@@ -252,7 +252,8 @@ pub struct EvalArgs {
     /// Type of the reference's keys and values [default: that of --kv]
     #[arg(long, value_name = "KV", value_enum, requires = "against")]
     pub against_kv: Option<Kv>,
-    /// Tokens of each window, read from an empty context; all but its first 16 are predicted
+    /// Tokens of each window, read from an empty context; all but its first 16, or
+    /// half of a shorter one, are predicted
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = at_least_two, allow_negative_numbers = true)]
     pub ctx: usize,
     /// Most tokens of the text

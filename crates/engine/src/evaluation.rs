@@ -13,15 +13,18 @@ const ROWS: usize = 32;
 /// A text cut anywhere has no beginning: after a token or two of it a model may say one thing or
 /// quite another for the least difference, which tells nothing of what it does in use.
 const START: usize = 16;
-/// Standard errors on either side of a mean that 95% of a normal distribution lie within.
+/// Standard deviations on either side of its mean that 95% of a normal distribution lie within.
 const NORMAL_95: f64 = 1.959_964;
+/// Windows below which there is no interval: the spread of two tells next to nothing.
+const FEWEST: usize = 3;
 
 /// A value and half the width of its 95% interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// The value.
     pub value: f64,
-    /// Half the width of the interval; `None` where there was one window only.
+    /// Half the width of the interval, by Student's distribution over the windows; `None` where there
+    /// were fewer than three of them.
     pub half: Option<f64>,
 }
 
@@ -133,7 +136,7 @@ fn sums<M: LanguageModel>(
                 continue;
             }
             let target = read[row + 1] as usize;
-            let total = log_total(logits);
+            let total = log_total(logits, row)?;
             sums.tokens += 1;
             sums.loss += total - f64::from(logits[target]);
             let Some(other) = beside
@@ -143,7 +146,7 @@ fn sums<M: LanguageModel>(
                 continue;
             };
             let other = &other[..vocab_size];
-            let other_total = log_total(other);
+            let other_total = log_total(other, row)?;
             sums.reference_loss += other_total - f64::from(other[target]);
             sums.kl += other
                 .iter()
@@ -159,11 +162,21 @@ fn sums<M: LanguageModel>(
     Ok(sums)
 }
 
-/// Logarithm of the sum of exponentials.
-fn log_total(logits: &[f32]) -> f64 {
+/// Logarithm of the sum of exponentials; an error where they are no distribution.
+fn log_total(logits: &[f32], row: usize) -> Result<f64, Error> {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&x| f64::from(x - most).exp()).sum();
-    f64::from(most) + sum.ln()
+    let total = f64::from(most) + sum.ln();
+    if total.is_finite() {
+        return Ok(total);
+    }
+    let bad = logits
+        .iter()
+        .position(|x| x.is_nan() || *x == f32::INFINITY);
+    Err(Error::BadLogits {
+        position: row as u64 + 1,
+        token: bad.unwrap_or(0) as u32,
+    })
 }
 
 /// The first of the highest logits.
@@ -187,8 +200,20 @@ fn mean(windows: &[Sums], of: &dyn Fn(&Sums) -> f64) -> Figure {
     let error = (squares * count / (count - 1.0)).sqrt() / tokens;
     Figure {
         value,
-        half: (windows.len() > 1).then_some(NORMAL_95 * error),
+        half: (windows.len() >= FEWEST).then(|| student_95(count - 1.0) * error),
     }
+}
+
+/// What [`NORMAL_95`] is for Student's distribution with so many degrees of freedom, two at least: the
+/// first terms of its series in 1/n (Abramowitz and Stegun, 26.7.5).
+fn student_95(n: f64) -> f64 {
+    let z = NORMAL_95;
+    let terms = [
+        (z.powi(3) + z) / 4.0,
+        (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
+        (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0,
+    ];
+    terms.iter().rev().fold(0.0, |sum, term| (sum + term) / n) + z
 }
 
 /// The exponential of a figure, and `shift`; the interval is the wider side's.
@@ -250,14 +275,14 @@ mod tests {
         // Chances 1/2, 1/4, 1/4 and 1/4, 1/4, 1/2, as logits with any offset.
         let model = Constant(vec![2.0f32.ln() + 3.0, 3.0, 3.0]);
         let other = Constant(vec![0.0, 0.0, 2.0f32.ln()]);
-        let tokens = [0, 1, 2, 0, 0, 2, 2];
+        let tokens = [0, 1, 2, 0, 0, 1, 2, 0, 0, 2, 2];
         let found = evaluate(&model, Some(&other), None, &tokens, 4, &mut |_| ()).unwrap();
-        // Windows 0 1 2 0 and 0 2 2: predicted are 2 0 and 2 2.
-        assert_eq!((found.tokens, found.windows), (4, 2));
-        let loss = (3.0 * 4f64.ln() + 2f64.ln()) / 4.0;
+        // Windows 0 1 2 0, again, and 0 2 2: predicted are 2 0, 2 0 and 2 2.
+        assert_eq!((found.tokens, found.windows), (6, 3));
+        let loss = (4.0 * 4f64.ln() + 2.0 * 2f64.ln()) / 6.0;
         assert!((found.perplexity.value - loss.exp()).abs() < 1e-6);
         let against = found.against.unwrap();
-        let reference = (4f64.ln() + 3.0 * 2f64.ln()) / 4.0;
+        let reference = (2.0 * 4f64.ln() + 4.0 * 2f64.ln()) / 6.0;
         assert!((against.perplexity.value - reference.exp()).abs() < 1e-6);
         assert!((against.change.value - ((loss - reference).exp() - 1.0)).abs() < 1e-6);
         let kl = 0.25 * 0.5f64.ln() + 0.5 * 2f64.ln();
@@ -265,6 +290,29 @@ mod tests {
         assert_eq!(against.same_top.value, 0.0);
         assert!(against.kl.half.unwrap() < 1e-9);
         assert!(found.perplexity.half.unwrap() > 0.0);
+    }
+
+    #[test]
+    fn intervals_are_students() {
+        // From a printed table.
+        for (n, printed) in [(2.0, 4.303), (4.0, 2.776), (10.0, 2.228), (30.0, 2.042)] {
+            let found = student_95(n);
+            assert!((found / printed - 1.0f64).abs() < 0.04, "{n}: {found}");
+        }
+        assert!((student_95(10.0) - 2.228).abs() < 1e-3);
+    }
+
+    #[test]
+    fn outputs_that_are_no_numbers_are_no_result() {
+        let (model, broken) = (Constant(vec![0.0, 1.0]), Constant(vec![0.0, f32::NAN]));
+        let tokens = [0, 1, 0, 1];
+        let error = |model: &Constant, other: &Constant| {
+            let found = evaluate(model, Some(other), None, &tokens, 4, &mut |_| ());
+            found.unwrap_err().to_string()
+        };
+        let expected = "the model's output at position 2 is not a number (token 1)";
+        assert!(error(&broken, &model).starts_with(expected));
+        assert!(error(&model, &broken).starts_with(expected));
     }
 
     #[test]
