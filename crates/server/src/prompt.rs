@@ -150,28 +150,30 @@ fn spell_tools(messages: Vec<Message>, tools: &[Tool]) -> Vec<Message> {
                     ..Message::new("assistant", content)
                 });
             }
-            ("tool", _) => {
-                let result = format!("<tool_response>\n{}\n</tool_response>", message.content);
+            (role, _) => {
+                let message = if role == "tool" {
+                    let result = &message.content;
+                    Message::new(
+                        "user",
+                        format!("<tool_response>\n{result}\n</tool_response>"),
+                    )
+                } else {
+                    message
+                };
                 match spelled.last_mut() {
-                    // Results of calls made together come as one message.
+                    // Results of calls made together, and what the user says beside them, are one
+                    // message: many templates want turns to alternate.
                     Some(last)
-                        if last.role == "user" && last.content.ends_with("</tool_response>") =>
+                        if message.role == "user"
+                            && last.role == "user"
+                            && last.content.ends_with("</tool_response>") =>
                     {
                         last.content.push('\n');
-                        last.content.push_str(&result);
+                        last.content.push_str(&message.content);
                     }
-                    _ => spelled.push(Message::new("user", result)),
+                    _ => spelled.push(message),
                 }
             }
-            ("user", _) => match spelled.last_mut() {
-                // What the user says beside a result: many templates want their turns to alternate.
-                Some(last) if last.role == "user" && last.content.ends_with("</tool_response>") => {
-                    last.content.push('\n');
-                    last.content.push_str(&message.content);
-                }
-                _ => spelled.push(message),
-            },
-            _ => spelled.push(message),
         }
     }
     if tools.is_empty() {

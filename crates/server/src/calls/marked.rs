@@ -5,7 +5,7 @@
 
 use super::json::{JsonCall, Step};
 use super::xml::XmlCall;
-use super::{CallFormat, Piece, begins};
+use super::{CallFormat, Piece, begins, drop_undecided, show, undecided};
 use crate::tools::Tool;
 
 const OPEN: &str = "<tool_call>";
@@ -137,15 +137,7 @@ impl MarkedParser {
         // White space before a mark goes with it.
         let end = self.held[..certain].trim_end().len();
         let shown: String = self.held.drain(..end).collect();
-        let shown = if self.trimming {
-            shown.trim_start()
-        } else {
-            &shown
-        };
-        if !shown.is_empty() {
-            self.trimming = false;
-            out.push(Piece::Text(shown.to_string()));
-        }
+        show(&shown, &mut self.trimming, out);
         let Some((_, mark)) = found else {
             return false;
         };
@@ -159,26 +151,18 @@ impl MarkedParser {
 
     /// How many bytes at the end may be the beginning of a mark.
     fn undecided(&self) -> usize {
-        let ends = |mark: &str| {
-            (1..mark.len())
-                .rev()
-                .find(|n| self.held.ends_with(&mark[..*n]))
+        let function = if self.xml {
+            undecided(&self.held, FUNCTION)
+        } else {
+            0
         };
-        let function = if self.xml { ends(FUNCTION) } else { None };
-        ends(OPEN).max(function).unwrap_or(0)
+        undecided(&self.held, OPEN).max(function)
     }
 
     /// What looked like a call is text.
     fn no_call(&mut self, raw: String, out: &mut Vec<Piece>) {
         let before = std::mem::take(&mut self.before);
-        let shown = if self.trimming {
-            before.trim_start()
-        } else {
-            &before
-        };
-        if !shown.is_empty() {
-            out.push(Piece::Text(shown.to_string()));
-        }
+        show(&before, &mut self.trimming, out);
         self.trimming = false;
         self.held.insert_str(0, &raw);
         self.state = State::Text;
@@ -213,10 +197,7 @@ impl MarkedParser {
             State::Start => {}
             State::Text if cut => {
                 let undecided = self.undecided();
-                if undecided > 0 {
-                    let text = self.held[..self.held.len() - undecided].trim_end();
-                    self.held.truncate(text.len());
-                }
+                drop_undecided(&mut self.held, undecided);
             }
             State::Text => {}
             State::Opened | State::Xml(_) if cut => return,
@@ -232,13 +213,6 @@ impl MarkedParser {
             State::Closing => return,
         }
         let rest = std::mem::take(&mut self.held);
-        let rest = if self.trimming {
-            rest.trim_start()
-        } else {
-            &rest
-        };
-        if !rest.is_empty() {
-            out.push(Piece::Text(rest.to_string()));
-        }
+        show(&rest, &mut self.trimming, out);
     }
 }

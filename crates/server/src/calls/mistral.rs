@@ -2,7 +2,7 @@
 //! `name[ARGS]{...}`, each call with a mark of its own and perhaps with `[CALL_ID]id` in its midst.
 
 use super::json::{JsonCall, Nesting, Step};
-use super::{Piece, begins};
+use super::{Piece, begins, drop_undecided, show, undecided};
 
 const OPEN: &str = "[TOOL_CALLS]";
 const ARGUMENTS: &str = "[ARGS]";
@@ -152,35 +152,17 @@ impl MistralParser {
 
     fn text(&mut self, out: &mut Vec<Piece>) -> bool {
         let found = self.held.find(OPEN);
-        let certain = found.unwrap_or(self.held.len() - self.undecided());
+        let certain = found.unwrap_or(self.held.len() - undecided(&self.held, OPEN));
         // White space before a mark goes with it.
         let end = self.held[..certain].trim_end().len();
         let shown: String = self.held.drain(..end).collect();
-        self.show(&shown, out);
+        show(&shown, &mut self.trimming, out);
         if found.is_none() {
             return false;
         }
         self.before = self.held.drain(..certain - end + OPEN.len()).collect();
         self.state = State::Opened;
         true
-    }
-
-    /// How many bytes at the end may be the beginning of a mark.
-    fn undecided(&self) -> usize {
-        let ends = |n: &usize| self.held.ends_with(&OPEN[..*n]);
-        (1..OPEN.len()).rev().find(ends).unwrap_or(0)
-    }
-
-    fn show(&mut self, text: &str, out: &mut Vec<Piece>) {
-        let text = if self.trimming {
-            text.trim_start()
-        } else {
-            text
-        };
-        if !text.is_empty() {
-            self.trimming = false;
-            out.push(Piece::Text(text.to_string()));
-        }
     }
 
     /// A call has ended.
@@ -193,7 +175,7 @@ impl MistralParser {
     fn no_call(&mut self, raw: &str, out: &mut Vec<Piece>) {
         let text = std::mem::take(&mut self.before);
         self.trimming &= text.is_empty();
-        self.show(&text, out);
+        show(&text, &mut self.trimming, out);
         self.held.insert_str(0, raw);
         self.state = State::Text;
     }
@@ -202,11 +184,8 @@ impl MistralParser {
     pub fn finish(&mut self, cut: bool, out: &mut Vec<Piece>) {
         match &mut self.state {
             State::Text if cut => {
-                let undecided = self.undecided();
-                if undecided > 0 {
-                    let text = self.held[..self.held.len() - undecided].trim_end();
-                    self.held.truncate(text.len());
-                }
+                let undecided = undecided(&self.held, OPEN);
+                drop_undecided(&mut self.held, undecided);
             }
             State::Text => {}
             _ if cut => return,
@@ -224,7 +203,7 @@ impl MistralParser {
             }
         }
         let rest = std::mem::take(&mut self.held);
-        self.show(&rest, out);
+        show(&rest, &mut self.trimming, out);
     }
 }
 

@@ -116,6 +116,30 @@ impl CallParser {
     }
 }
 
+/// Gives text, without the white space at its start while that is dropped, which any text ends.
+fn show(text: &str, trimming: &mut bool, out: &mut Vec<Piece>) {
+    let text = if *trimming { text.trim_start() } else { text };
+    if !text.is_empty() {
+        *trimming = false;
+        out.push(Piece::Text(text.to_string()));
+    }
+}
+
+/// How many bytes at the end of `text` may be the beginning of `mark`.
+fn undecided(text: &str, mark: &str) -> usize {
+    let ends = |n: &usize| text.ends_with(&mark[..*n]);
+    (1..mark.len()).rev().find(ends).unwrap_or(0)
+}
+
+/// Of an answer that was cut short: what may be the beginning of a mark goes, with the white space
+/// before it.
+fn drop_undecided(held: &mut String, undecided: usize) {
+    if undecided > 0 {
+        let text = held[..held.len() - undecided].trim_end();
+        held.truncate(text.len());
+    }
+}
+
 /// Whether `text` is the beginning of `mark`, but not all of it.
 fn begins(text: &str, mark: &str) -> bool {
     text.len() < mark.len() && mark.starts_with(text)
